@@ -1,0 +1,1 @@
+//! Pure decisions of the broker: partition fold, producer state, groups, retention.

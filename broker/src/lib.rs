@@ -1,0 +1,1 @@
+//! The Kafka-compatible broker: server, API handlers, partitions, groups, lanes.

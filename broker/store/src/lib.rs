@@ -1,0 +1,1 @@
+//! The two seams under the broker: segment store and metadata store, and their implementations.

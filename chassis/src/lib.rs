@@ -1,0 +1,1 @@
+//! What every service stands on: run, configuration, TLS, telemetry, metrics, admin endpoint.

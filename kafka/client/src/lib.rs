@@ -1,0 +1,1 @@
+//! One Kafka connection, one Kafka cluster, as a client.

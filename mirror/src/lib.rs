@@ -1,0 +1,1 @@
+//! Links between regions over QUIC: what the peer lacks is sent, what it sends is applied once.
