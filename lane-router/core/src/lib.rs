@@ -1,1 +1,16 @@
-//! Pure rules of lanes: the lane of a record, ownership intervals, view filter, renaming.
+//! Pure rules of lanes: the lane of a record, the lanes of a batch, ownership intervals, the view of
+//! a reader, and what a name is called in a lane.
+//!
+//! No clock, no socket, no randomness. Ownership is a function of the log: whoever asks, whenever,
+//! at whatever lag, gets the same answer for a record.
+
+pub mod extract;
+pub mod fold;
+pub mod name;
+pub mod summary;
+mod w3c;
+
+pub use extract::{Extractors, LaneVerdict, Refusal, Verdict};
+pub use fold::{Cut, CutRefused, GroupLane, Interval, LaneFold, LaneFoldError, LaneMarker, LaneRules};
+pub use name::{Lane, LaneClass, LaneNameError};
+pub use summary::{LaneSummary, RecordLane};
