@@ -9,6 +9,8 @@ pub mod error;
 pub mod limits;
 pub mod names;
 pub mod offset;
+pub mod private;
+pub mod wire;
 
 pub use batch::{Batch, BatchError, BatchHeader};
 pub use error::ErrorCode;
