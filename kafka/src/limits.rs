@@ -12,3 +12,5 @@ pub const ARRAY_LEN_MAX: usize = 100_000;
 pub const RECORDS_PER_BATCH_MAX: usize = 10_000_000;
 /// Most headers of one record.
 pub const HEADERS_PER_RECORD_MAX: usize = 100_000;
+/// Largest message, other than Produce, Fetch and the private ones, that is decoded.
+pub const COLD_MESSAGE_BYTES_MAX: usize = 16 * 1024 * 1024;
