@@ -1,1 +1,16 @@
 //! The two seams under the broker: segment store and metadata store, and their implementations.
+//!
+//! Both speak bytes, positions and versions, never Kafka. The segment implementations stand at the
+//! top level, those of the metadata store in [`meta`].
+
+mod data_dir;
+mod error;
+pub mod meta;
+mod path;
+pub mod segment;
+
+pub use data_dir::{DataDir, FORMAT_KNOWN};
+pub use error::StoreError;
+pub use meta::{Change, Item, Lease, MetaError, MetaStore, Version, Watch};
+pub use path::{PathError, StorePath};
+pub use segment::{Disk, Entry, Memory, Reader, SegmentStore, Writer};

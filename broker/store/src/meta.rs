@@ -1,0 +1,162 @@
+//! The metadata seam: small values by name, with versions, guarded writes, watches and leases.
+//!
+//! Owns the trait, its contract and the types that cross it; implementations are in the submodules.
+//! Invariant: versions of one store only grow, over restarts too, and no two writes share one.
+
+mod memory;
+mod table;
+mod watch;
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use futures_util::future::BoxFuture;
+use tokio::sync::Notify;
+
+pub use memory::Memory;
+pub use watch::Watch;
+
+use crate::StoreError;
+
+/// Values by key. Every write is guarded by what the writer believes to be there.
+pub trait MetaStore: Send + Sync {
+    /// The value of a key and the version of the write that set it.
+    fn get<'a>(&'a self, key: &'a str) -> BoxFuture<'a, Result<Option<(Vec<u8>, Version)>, MetaError>>;
+
+    /// Writes if the key's version is `expected` (`None`: if the key does not exist) and returns the
+    /// new version. Durable when it returns. [`MetaError::Conflict`] names what is there instead.
+    fn put_if<'a>(
+        &'a self,
+        key: &'a str,
+        value: Vec<u8>,
+        expected: Option<Version>,
+    ) -> BoxFuture<'a, Result<Version, MetaError>>;
+
+    /// Deletes if the key's version is `expected`.
+    fn delete_if<'a>(&'a self, key: &'a str, expected: Version) -> BoxFuture<'a, Result<(), MetaError>>;
+
+    /// Everything whose key begins with `prefix`, by key, as of one moment.
+    fn list<'a>(&'a self, prefix: &'a str) -> BoxFuture<'a, Result<Vec<Item>, MetaError>>;
+
+    /// Every later write below `prefix`, in order. To follow a state: watch, then list, then apply the
+    /// changes whose version is higher than the item's.
+    fn watch<'a>(&'a self, prefix: &'a str) -> BoxFuture<'a, Result<Watch, MetaError>>;
+
+    /// A lease of the caller's own. Embedded stores have one user and never take it away.
+    fn lease(&self, ttl: Duration) -> BoxFuture<'_, Result<Lease, MetaError>>;
+
+    /// The version of the latest write of the whole store.
+    fn version(&self) -> BoxFuture<'_, Result<Version, MetaError>>;
+}
+
+/// A moment in the life of one store.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
+pub struct Version(pub u64);
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Item {
+    pub key: String,
+    pub value: Vec<u8>,
+    pub version: Version,
+}
+
+/// What a watcher is told.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Change {
+    Put(Item),
+    Deleted {
+        key: String,
+        version: Version,
+    },
+    /// The watcher was too slow and changes are missing: list again. What follows is newer than this.
+    Resync,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum MetaError {
+    /// Somebody else wrote: read again and decide anew.
+    #[error("the key has changed: {current:?}")]
+    Conflict { current: Option<Version> },
+    #[error("key {0:?} is not allowed: 1 to {max} bytes, no control characters", max = KEY_BYTES_MAX)]
+    BadKey(String),
+    #[error("a value of {0} bytes is too large: at most {max}", max = VALUE_BYTES_MAX)]
+    TooLarge(usize),
+    /// The write did not happen.
+    #[error("the metadata store is full")]
+    Full,
+    /// The write may or may not have happened; try again later, after reading.
+    #[error("metadata store: {0}")]
+    Unavailable(String),
+    #[error("metadata store is damaged: {0}")]
+    Corrupt(String),
+}
+
+impl MetaError {
+    /// True if the same call may succeed later. For a write, read first: it may have happened.
+    pub fn is_retryable(&self) -> bool {
+        matches!(self, MetaError::Full | MetaError::Unavailable(_))
+    }
+}
+
+impl From<StoreError> for MetaError {
+    fn from(error: StoreError) -> MetaError {
+        match error {
+            StoreError::Full => MetaError::Full,
+            StoreError::Corrupt(what) => MetaError::Corrupt(what),
+            other => MetaError::Unavailable(other.to_string()),
+        }
+    }
+}
+
+pub const KEY_BYTES_MAX: usize = 1024;
+pub const VALUE_BYTES_MAX: usize = 1024 * 1024;
+
+fn check_key(key: &str) -> Result<(), MetaError> {
+    let legal = !key.is_empty() && key.len() <= KEY_BYTES_MAX && !key.chars().any(char::is_control);
+    if legal { Ok(()) } else { Err(MetaError::BadKey(key.chars().take(64).collect())) }
+}
+
+fn check_value(value: &[u8]) -> Result<(), MetaError> {
+    if value.len() <= VALUE_BYTES_MAX { Ok(()) } else { Err(MetaError::TooLarge(value.len())) }
+}
+
+/// Proof of being alive to others. Clones stand for the same lease.
+#[derive(Clone, Debug)]
+pub struct Lease {
+    state: Arc<LeaseState>,
+}
+
+#[derive(Debug, Default)]
+struct LeaseState {
+    gone: AtomicBool,
+    changed: Notify,
+}
+
+impl Lease {
+    fn new() -> Lease {
+        Lease { state: Arc::default() }
+    }
+
+    /// False once the lease may have been given to another.
+    pub fn is_held(&self) -> bool {
+        !self.state.gone.load(Ordering::Acquire)
+    }
+
+    /// Returns when the lease is no longer held.
+    pub async fn lost(&self) {
+        loop {
+            let changed = self.state.changed.notified();
+            if !self.is_held() {
+                return;
+            }
+            changed.await;
+        }
+    }
+
+    /// Gives the lease up.
+    pub fn end(&self) {
+        self.state.gone.store(true, Ordering::Release);
+        self.state.changed.notify_waiters();
+    }
+}

@@ -1,0 +1,87 @@
+//! Metadata in memory: for tests and for a broker that keeps nothing.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures_util::future::BoxFuture;
+use parking_lot::Mutex;
+
+use super::table::Table;
+use super::watch::Watchers;
+use super::{Change, Item, Lease, MetaError, MetaStore, Version, Watch, check_key, check_value};
+
+/// A metadata store in memory. Clones share it.
+#[derive(Clone, Debug, Default)]
+pub struct Memory {
+    inner: Arc<Inner>,
+}
+
+#[derive(Debug, Default)]
+struct Inner {
+    table: Mutex<Table>,
+    watchers: Watchers,
+}
+
+impl Memory {
+    pub fn new() -> Memory {
+        Memory::default()
+    }
+
+    fn write(
+        &self,
+        key: &str,
+        decide: impl FnOnce(&Table) -> Result<Change, MetaError>,
+    ) -> Result<Version, MetaError> {
+        let mut table = self.inner.table.lock();
+        let change = decide(&table)?;
+        table.apply(&change);
+        // Under the lock, so that watchers hear of changes in order.
+        self.inner.watchers.tell(key, &change);
+        Ok(table.version())
+    }
+}
+
+impl MetaStore for Memory {
+    fn get<'a>(&'a self, key: &'a str) -> BoxFuture<'a, Result<Option<(Vec<u8>, Version)>, MetaError>> {
+        Box::pin(async move {
+            check_key(key)?;
+            Ok(self.inner.table.lock().get(key))
+        })
+    }
+
+    fn put_if<'a>(
+        &'a self,
+        key: &'a str,
+        value: Vec<u8>,
+        expected: Option<Version>,
+    ) -> BoxFuture<'a, Result<Version, MetaError>> {
+        Box::pin(async move {
+            check_key(key)?;
+            check_value(&value)?;
+            self.write(key, |table| table.put_if(key, value, expected))
+        })
+    }
+
+    fn delete_if<'a>(&'a self, key: &'a str, expected: Version) -> BoxFuture<'a, Result<(), MetaError>> {
+        Box::pin(async move {
+            check_key(key)?;
+            self.write(key, |table| table.delete_if(key, expected)).map(|_| ())
+        })
+    }
+
+    fn list<'a>(&'a self, prefix: &'a str) -> BoxFuture<'a, Result<Vec<Item>, MetaError>> {
+        Box::pin(async move { Ok(self.inner.table.lock().list(prefix)) })
+    }
+
+    fn watch<'a>(&'a self, prefix: &'a str) -> BoxFuture<'a, Result<Watch, MetaError>> {
+        Box::pin(async move { Ok(self.inner.watchers.add(prefix)) })
+    }
+
+    fn lease(&self, _ttl: Duration) -> BoxFuture<'_, Result<Lease, MetaError>> {
+        Box::pin(async move { Ok(Lease::new()) })
+    }
+
+    fn version(&self) -> BoxFuture<'_, Result<Version, MetaError>> {
+        Box::pin(async move { Ok(self.inner.table.lock().version()) })
+    }
+}

@@ -1,0 +1,106 @@
+//! Watchers of a metadata store: bounded queues of changes.
+//!
+//! A watcher that does not keep up loses its queue and is told to list again; it never slows a writer.
+
+use std::collections::VecDeque;
+use std::sync::{Arc, Weak};
+
+use parking_lot::Mutex;
+use tokio::sync::Notify;
+
+use super::Change;
+
+/// The changes below a prefix since the watch began.
+#[derive(Debug)]
+pub struct Watch {
+    queue: Arc<Queue>,
+}
+
+#[derive(Debug)]
+struct Queue {
+    prefix: String,
+    changes: Mutex<Changes>,
+    arrived: Notify,
+}
+
+#[derive(Debug, Default)]
+struct Changes {
+    waiting: VecDeque<Change>,
+    closed: bool,
+}
+
+/// Changes that wait for one watcher at most.
+pub(super) const WATCH_QUEUE_MAX: usize = 1024;
+
+impl Watch {
+    /// The next change, or `None` when the store is gone. Safe to cancel.
+    pub async fn next(&mut self) -> Option<Change> {
+        loop {
+            let arrived = self.queue.arrived.notified();
+            {
+                let mut changes = self.queue.changes.lock();
+                if let Some(change) = changes.waiting.pop_front() {
+                    return Some(change);
+                }
+                if changes.closed {
+                    return None;
+                }
+            }
+            arrived.await;
+        }
+    }
+
+    /// The next change if there is one now.
+    pub fn try_next(&mut self) -> Option<Change> {
+        self.queue.changes.lock().waiting.pop_front()
+    }
+}
+
+/// All watchers of one store.
+#[derive(Debug, Default)]
+pub(super) struct Watchers {
+    queues: Mutex<Vec<Weak<Queue>>>,
+}
+
+impl Watchers {
+    pub(super) fn add(&self, prefix: &str) -> Watch {
+        let queue =
+            Arc::new(Queue { prefix: prefix.to_owned(), changes: Mutex::default(), arrived: Notify::new() });
+        let mut queues = self.queues.lock();
+        queues.retain(|queue| queue.strong_count() > 0);
+        queues.push(Arc::downgrade(&queue));
+        Watch { queue }
+    }
+
+    /// Called in the order of versions.
+    pub(super) fn tell(&self, key: &str, change: &Change) {
+        for queue in self.queues.lock().iter().filter_map(Weak::upgrade) {
+            if key.starts_with(&queue.prefix) {
+                queue.push(change.clone());
+            }
+        }
+    }
+}
+
+impl Drop for Watchers {
+    fn drop(&mut self) {
+        for queue in self.queues.lock().iter().filter_map(Weak::upgrade) {
+            queue.changes.lock().closed = true;
+            queue.arrived.notify_one();
+        }
+    }
+}
+
+impl Queue {
+    fn push(&self, change: Change) {
+        let mut changes = self.changes.lock();
+        if changes.waiting.len() >= WATCH_QUEUE_MAX {
+            changes.waiting.clear();
+            changes.waiting.push_back(Change::Resync);
+        } else {
+            changes.waiting.push_back(change);
+        }
+        drop(changes);
+        self.arrived.notify_one();
+    }
+}
