@@ -9,10 +9,11 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
+use kafka::control::{LaneCut, Marker};
 use kafka::{GroupId, Offset};
 
 use crate::extract::{ExtractorError, Extractors};
-use crate::name::Lane;
+use crate::name::{Lane, LaneNameError};
 use crate::summary::LaneSummary;
 
 /// The fold of one partition. `rules` is shared with readers and copied when a marker comes.
@@ -71,6 +72,49 @@ pub enum LaneMarker {
     Extractors(Extractors),
 }
 
+impl LaneMarker {
+    /// A lane's marker out of a marker of the log; `None` for the others.
+    pub fn parse(marker: &Marker) -> Result<Option<LaneMarker>, MarkerError> {
+        Ok(Some(match marker {
+            Marker::LaneActivate(cut) => LaneMarker::Activate(Cut::parse(cut)?),
+            Marker::LaneDeactivate(cut) => LaneMarker::Deactivate(Cut::parse(cut)?),
+            Marker::LanePurge(purge) => LaneMarker::Purge(Lane::parse(&purge.lane)?),
+            Marker::Extractors(list) => LaneMarker::Extractors(Extractors::parse(list)?),
+            Marker::Mirror(_) => return Ok(None),
+        }))
+    }
+}
+
+impl Cut {
+    pub fn parse(cut: &LaneCut) -> Result<Cut, LaneNameError> {
+        Ok(Cut {
+            group: GroupId::new(&cut.group),
+            lane: Lane::parse(&cut.lane)?,
+            coordinator_epoch: cut.coordinator_epoch,
+            previous: cut.previous,
+        })
+    }
+
+    /// As the marker carries it.
+    pub fn written(&self) -> LaneCut {
+        LaneCut {
+            group: self.group.as_str().to_owned(),
+            lane: self.lane.as_str().to_owned(),
+            coordinator_epoch: self.coordinator_epoch,
+            previous: self.previous,
+        }
+    }
+}
+
+/// Why a marker in a log is not one that this build can follow. To go on would be to guess.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum MarkerError {
+    #[error("a lane marker names no lane: {0}")]
+    Lane(#[from] LaneNameError),
+    #[error("a marker lists extractors that this build does not know: {0}")]
+    Extractors(#[from] ExtractorError),
+}
+
 /// Why a cut is not appended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum CutRefused {
@@ -111,8 +155,16 @@ impl LaneFold {
         if cut.previous == last { Ok(()) } else { Err(CutRefused::Moved { last }) }
     }
 
-    /// Takes the marker at `offset` in. Markers in a log were checked when they were appended.
-    pub fn apply(&mut self, marker: &LaneMarker, offset: Offset) {
+    /// Takes the marker at `offset` in, as the log holds it. Other markers than a lane's say nothing here.
+    pub fn apply(&mut self, marker: &Marker, offset: Offset) -> Result<(), MarkerError> {
+        if let Some(marker) = LaneMarker::parse(marker)? {
+            self.take(&marker, offset);
+        }
+        Ok(())
+    }
+
+    /// Takes a parsed marker at `offset` in. Markers in a log were checked when they were appended.
+    pub fn take(&mut self, marker: &LaneMarker, offset: Offset) {
         let rules = Arc::make_mut(&mut self.rules);
         match marker {
             LaneMarker::Activate(cut) => rules.cut(cut, offset).activate(offset),
