@@ -118,7 +118,10 @@ pub struct OriginPosition {
 pub struct Claim {
     /// The origin's leader epoch in that batch.
     pub epoch: LeaderEpoch,
-    /// The batch's CRC in the origin's log.
+    /// The batch's base offset in the origin's log.
+    pub base: Offset,
+    /// Its CRC in the origin's log; 0 where the batch was rewritten on its way (a lane policy left
+    /// records out), then it proves nothing.
     pub crc: u32,
 }
 
@@ -132,6 +135,9 @@ pub struct FetchRequest {
     pub wait_ms: u32,
     /// Of the whole answer; the first batch of each partition is never held back by it alone.
     pub bytes_max: u32,
+    /// Which lane records may leave; those that may not are covered ranges.
+    pub pass_boe: bool,
+    pub pass_ppe: bool,
     pub partitions: Vec<FetchFrom>,
 }
 
@@ -194,6 +200,8 @@ pub struct OriginRead {
     pub log_start: Offset,
     /// The extractor list in force over these batches, where they may hold lane records.
     pub extractors: Option<Vec<String>>,
+    /// Base offsets of batches that were rewritten because records of them may not leave.
+    pub rewritten: Vec<Offset>,
 }
 
 /// Units to append, each to its own partition or in order to the same.
@@ -215,6 +223,8 @@ pub struct Unit {
     pub first: Offset,
     /// The extractors that lane records in here were judged by; `None` without lane records.
     pub extractors: Option<Vec<String>>,
+    /// The last batch is not as the origin holds it, so its CRC proves nothing later.
+    pub last_rewritten: bool,
     /// One batch at least.
     pub batches: Bytes,
 }
@@ -248,6 +258,35 @@ pub enum AppendOutcome {
         code: ErrorCode,
         reason: String,
     },
+}
+
+/// What the apply rule says to a unit that covers origin offsets `first..next`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Verdict {
+    Apply,
+    Duplicate,
+    Gap,
+    /// Overlaps what is held: never to be cut to fit, the histories may differ.
+    Fence,
+}
+
+impl Verdict {
+    /// The apply rule. `held` is the receiver's vector entry of the same origin and incarnation, 0
+    /// when there is none. Equal or wholly below, and nothing in between: "less or equal" is not
+    /// "seen".
+    pub fn of(held: Offset, first: Offset, next: Offset) -> Verdict {
+        if first >= next {
+            Verdict::Fence
+        } else if first == held {
+            Verdict::Apply
+        } else if next <= held {
+            Verdict::Duplicate
+        } else if first > held {
+            Verdict::Gap
+        } else {
+            Verdict::Fence
+        }
+    }
 }
 
 /// The mirror's own view of its links, kept by the broker for `mirror status`.
@@ -549,11 +588,16 @@ impl Message for OriginPosition {
 impl Message for Claim {
     fn write(&self, out: &mut BytesMut) {
         out.put_i32(self.epoch.0);
+        out.put_i64(self.base.0);
         out.put_u32(self.crc);
     }
 
     fn read(from: &mut Reader) -> Result<Self, WireError> {
-        Ok(Claim { epoch: LeaderEpoch(from.i32("epoch")?), crc: from.u32("crc")? })
+        Ok(Claim {
+            epoch: LeaderEpoch(from.i32("epoch")?),
+            base: take_offset(from, "claim base")?,
+            crc: from.u32("crc")?,
+        })
     }
 }
 
@@ -562,6 +606,8 @@ impl Message for FetchRequest {
         out.put_u64(self.session);
         out.put_u32(self.wait_ms);
         out.put_u32(self.bytes_max);
+        out.flag(self.pass_boe);
+        out.flag(self.pass_ppe);
         out.array(&self.partitions, |o, p| p.write(o));
     }
 
@@ -570,6 +616,8 @@ impl Message for FetchRequest {
             session: from.u64("session")?,
             wait_ms: from.u32("wait")?,
             bytes_max: from.u32("bytes max")?,
+            pass_boe: from.flag("pass boe")?,
+            pass_ppe: from.flag("pass ppe")?,
             partitions: from.array("partitions", FetchFrom::read)?,
         })
     }
@@ -627,6 +675,7 @@ impl Message for FetchOutcome {
                 out.put_i64(read.end.0);
                 out.put_i64(read.log_start.0);
                 put_extractors(out, read.extractors.as_ref());
+                out.array(&read.rewritten, |o, base| o.put_i64(base.0));
             }
             FetchOutcome::Truncated { reason } => {
                 out.put_u8(1);
@@ -652,6 +701,7 @@ impl Message for FetchOutcome {
                 end: take_offset(from, "end")?,
                 log_start: take_offset(from, "log start")?,
                 extractors: take_extractors(from)?,
+                rewritten: from.array("rewritten", |f| take_offset(f, "rewritten"))?,
             }),
             1 => FetchOutcome::Truncated { reason: from.text("reason")? },
             2 => FetchOutcome::Incarnation { now: from.option("now", take_topic_id)? },
@@ -680,6 +730,7 @@ impl Message for Unit {
         out.uuid(self.incarnation.0);
         out.put_i64(self.first.0);
         put_extractors(out, self.extractors.as_ref());
+        out.flag(self.last_rewritten);
         out.bytes(&self.batches);
     }
 
@@ -692,6 +743,7 @@ impl Message for Unit {
             incarnation: TopicId(from.uuid("incarnation")?),
             first: take_offset(from, "first")?,
             extractors: take_extractors(from)?,
+            last_rewritten: from.flag("last rewritten")?,
             batches: from.bytes("batches")?,
         })
     }
@@ -893,7 +945,11 @@ mod tests {
     }
 
     fn claim() -> impl Strategy<Value = Claim> {
-        (any::<i32>(), any::<u32>()).prop_map(|(epoch, crc)| Claim { epoch: LeaderEpoch(epoch), crc })
+        (any::<i32>(), offset(), any::<u32>()).prop_map(|(epoch, base, crc)| Claim {
+            epoch: LeaderEpoch(epoch),
+            base,
+            crc,
+        })
     }
 
     fn topic_info() -> impl Strategy<Value = TopicInfo> {
@@ -945,7 +1001,9 @@ mod tests {
         prop_oneof![
             (blob(), offset(), offset(), offset(), extractors()).prop_map(
                 |(batches, next, end, log_start, extractors)| {
-                    FetchOutcome::Read(OriginRead { batches, next, end, log_start, extractors })
+                    let rewritten = vec![next, end];
+                    let read = OriginRead { batches, next, end, log_start, extractors, rewritten };
+                    FetchOutcome::Read(read)
                 }
             ),
             ".{0,9}".prop_map(|reason| FetchOutcome::Truncated { reason }),
@@ -967,6 +1025,7 @@ mod tests {
                 origin: RegionId(origin),
                 incarnation: TopicId(incarnation),
                 first,
+                last_rewritten: extractors.is_some(),
                 extractors,
                 batches,
             },
@@ -1024,6 +1083,17 @@ mod tests {
         }
     }
 
+    #[test]
+    fn the_apply_rule_applies_what_begins_at_the_vector_and_nothing_else() {
+        let verdict = |held, first, next| Verdict::of(Offset(held), Offset(first), Offset(next));
+        assert_eq!(verdict(5, 5, 9), Verdict::Apply);
+        assert_eq!(verdict(5, 0, 5), Verdict::Duplicate);
+        assert_eq!(verdict(5, 6, 9), Verdict::Gap);
+        assert_eq!(verdict(5, 4, 9), Verdict::Fence);
+        assert_eq!(verdict(5, 4, 6), Verdict::Fence);
+        assert_eq!(verdict(5, 5, 5), Verdict::Fence);
+    }
+
     proptest! {
         #![proptest_config(ProptestConfig::with_cases(64))]
 
@@ -1051,9 +1121,9 @@ mod tests {
         fn fetches_survive_the_wire(
             partitions in proptest::collection::vec(fetch_from(), 0..4),
             outcomes in proptest::collection::vec(fetch_outcome(), 0..4),
-            (session, wait_ms, bytes_max) in any::<(u64, u32, u32)>(),
+            (session, wait_ms, bytes_max, pass_boe, pass_ppe) in any::<(u64, u32, u32, bool, bool)>(),
         ) {
-            survives(FetchRequest { session, wait_ms, bytes_max, partitions });
+            survives(FetchRequest { session, wait_ms, bytes_max, pass_boe, pass_ppe, partitions });
             let partitions = outcomes
                 .into_iter()
                 .enumerate()
