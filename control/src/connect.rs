@@ -1,0 +1,68 @@
+//! Connecting to a control service, with errors that name the address and what to do.
+
+use std::path::Path;
+use std::time::Duration;
+
+use tonic::transport::{Certificate, Channel, ClientTlsConfig, Endpoint, Identity};
+
+use crate::Client;
+
+/// PEM files of a client that shows who it is.
+#[derive(Clone, Debug)]
+pub struct TlsPaths<'a> {
+    pub ca: &'a Path,
+    pub cert: &'a Path,
+    pub key: &'a Path,
+}
+
+/// Why no connection was made.
+#[derive(Debug, thiserror::Error)]
+pub enum ConnectError {
+    #[error("{0:?} is no HOST:PORT of a control service")]
+    Address(String),
+    #[error("{path}: cannot be read: {source}")]
+    File { path: String, source: std::io::Error },
+    #[error("no control service answers at {address}: {reason}")]
+    Refused { address: String, reason: String },
+}
+
+/// Connects to `address` (HOST:PORT): plain without `tls`, with mutual TLS else.
+pub async fn connect(address: &str, tls: Option<TlsPaths<'_>>) -> Result<Client, ConnectError> {
+    let scheme = if tls.is_some() { "https" } else { "http" };
+    let endpoint = Endpoint::from_shared(format!("{scheme}://{address}"))
+        .map_err(|_| ConnectError::Address(address.to_owned()))?
+        .connect_timeout(CONNECT_TIMEOUT)
+        // A router's session may be silent for long; a dead peer must still be noticed.
+        .http2_keep_alive_interval(Duration::from_secs(10))
+        .keep_alive_timeout(Duration::from_secs(10))
+        .keep_alive_while_idle(true);
+    let endpoint = match tls {
+        None => endpoint,
+        Some(paths) => {
+            let config = ClientTlsConfig::new()
+                .ca_certificate(Certificate::from_pem(read(paths.ca)?))
+                .identity(Identity::from_pem(read(paths.cert)?, read(paths.key)?))
+                .domain_name(SERVER_NAME);
+            endpoint.tls_config(config).map_err(|error| refused(address, &error))?
+        }
+    };
+    let channel: Channel = endpoint.connect().await.map_err(|error| refused(address, &error))?;
+    Ok(Client::new(channel))
+}
+
+fn read(path: &Path) -> Result<Vec<u8>, ConnectError> {
+    std::fs::read(path).map_err(|source| ConnectError::File { path: path.display().to_string(), source })
+}
+
+fn refused(address: &str, error: &dyn std::error::Error) -> ConnectError {
+    // The innermost cause is the one that says something ("Connection refused").
+    let mut cause = error;
+    while let Some(source) = cause.source() {
+        cause = source;
+    }
+    ConnectError::Refused { address: address.to_owned(), reason: cause.to_string() }
+}
+
+/// Every broker's own certificate carries this name beside its host names.
+const SERVER_NAME: &str = "sealane-broker";
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
