@@ -8,6 +8,8 @@ use std::process::Command;
 
 use anyhow::{Context, Result, bail};
 
+use crate::tools::cache_dir;
+
 /// `e2e/kafka` of this checkout: pom, server properties, JVM options, log configuration.
 pub fn kafka_files() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("kafka")
@@ -50,12 +52,4 @@ fn copy_jars(pom: &Path, jars: &Path) -> Result<()> {
         bail!("mvn could not fetch Apache Kafka:\n{}", String::from_utf8_lossy(&output.stdout));
     }
     Ok(())
-}
-
-fn cache_dir() -> Result<PathBuf> {
-    if let Some(dir) = std::env::var_os("SEALANE_TOOLS") {
-        return Ok(PathBuf::from(dir));
-    }
-    let home = std::env::var_os("HOME").context("neither SEALANE_TOOLS nor HOME is set")?;
-    Ok(Path::new(&home).join(".cache/sealane/tools"))
 }

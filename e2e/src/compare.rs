@@ -1,0 +1,380 @@
+//! Answers of two brokers to the same requests, compared field by field. Owns the driver process (a Java program
+//! that prints every field of an answer as JSON), what is masked before comparing (addresses, ids), and the
+//! reviewed list of differences: one that is not listed fails, and so does a listed one that no longer occurs.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
+use std::io::{BufRead, BufReader, Write};
+use std::process::{Child, ChildStdin, ChildStdout, Stdio};
+
+use anyhow::{Context, Result, bail, ensure};
+use serde_json::{Map, Value, json};
+
+use crate::{peer, tools};
+
+/// The Java program that asks; one process serves both brokers.
+pub struct Driver {
+    child: Child,
+    input: ChildStdin,
+    output: BufReader<ChildStdout>,
+}
+
+/// One broker under comparison: its address and what it has named so far.
+pub struct Side {
+    address: String,
+    /// Masked value by name, `id(topic)` for topic ids: filled from answers, put into later requests.
+    names: BTreeMap<String, String>,
+}
+
+/// One difference: in which step, at which place of the answer, and the two values.
+#[derive(Debug, PartialEq, Eq)]
+pub struct Difference {
+    pub step: String,
+    pub path: String,
+    pub left: String,
+    pub right: String,
+}
+
+/// The reviewed list. A line is `step | path | left | right | reason`; `*` stands for any text.
+pub struct Reviewed {
+    rules: Vec<Rule>,
+}
+
+struct Rule {
+    line: usize,
+    patterns: [String; 4],
+}
+
+impl Driver {
+    pub fn start() -> Result<Driver> {
+        let mut command = peer::program(&tools::client_files().join("wire/Wire.java"))?;
+        let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().context("start java")?;
+        let input = child.stdin.take().context("no standard input")?;
+        let output = BufReader::new(child.stdout.take().context("no standard output")?);
+        Ok(Driver { child, input, output })
+    }
+
+    /// Sends one request (see Wire.java) and returns the answer as the side gave it.
+    pub fn ask(&mut self, request: &Value) -> Result<Value> {
+        writeln!(self.input, "{request}")?;
+        self.input.flush()?;
+        let mut line = String::new();
+        self.output.read_line(&mut line)?;
+        ensure!(!line.is_empty(), "the driver ended at {request}");
+        Ok(serde_json::from_str(&line)?)
+    }
+
+    /// The version range of every API that a broker advertises, by the driver's name of the API.
+    pub fn ranges(&mut self, address: &str) -> Result<BTreeMap<String, (i64, i64)>> {
+        let known = self.ask(&json!({"ranges": true}))?;
+        let answer = self.ask(&json!({"to": address, "api": "API_VERSIONS", "version": 0, "body": {}}))?;
+        let keys = answer["ok"]["apiKeys"].as_array().context("ApiVersions failed")?;
+        let mut ranges = BTreeMap::new();
+        for (name, range) in known.as_object().context("no ranges")? {
+            if let Some(found) = keys.iter().find(|key| key["apiKey"] == range["key"]) {
+                let end = |side: &str, key: &str| found[side].as_i64().zip(range[key].as_i64());
+                let (min, known_min) = end("minVersion", "min").context("no minimum")?;
+                let (max, known_max) = end("maxVersion", "max").context("no maximum")?;
+                ranges.insert(name.clone(), (min.max(known_min), max.min(known_max)));
+            }
+        }
+        Ok(ranges)
+    }
+}
+
+impl Drop for Driver {
+    fn drop(&mut self) {
+        // Both fail only when it has ended already.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+impl Side {
+    pub fn new(address: String) -> Side {
+        Side { address, names: BTreeMap::new() }
+    }
+
+    /// Gives a value of an answer a name: the same name on both sides is equal from now on.
+    pub fn name(&mut self, name: &str, value: &Value) {
+        if let Some(text) = value.as_str()
+            && !text.is_empty()
+        {
+            self.names.insert(name.to_owned(), text.to_owned());
+        }
+    }
+
+    /// Asks one request and masks the answer. `<name>` in the request stands for a named value.
+    pub fn ask(&mut self, driver: &mut Driver, request: &Value) -> Result<Value> {
+        let mut request = self.unmasked(request);
+        request["to"] = json!(self.address);
+        let answer = driver.ask(&request)?;
+        self.learn_topic_ids(&answer);
+        Ok(self.masked(&answer))
+    }
+
+    /// As [`Side::ask`], but the answer is not masked: for picking values out of it.
+    pub fn ask_plainly(&mut self, driver: &mut Driver, request: &Value) -> Result<Value> {
+        let mut request = self.unmasked(request);
+        request["to"] = json!(self.address);
+        driver.ask(&request)
+    }
+
+    fn learn_topic_ids(&mut self, answer: &Value) {
+        match answer {
+            Value::Array(elements) => elements.iter().for_each(|element| self.learn_topic_ids(element)),
+            Value::Object(fields) => {
+                if let (Some(name), Some(id)) = (fields.get("name"), fields.get("topicId"))
+                    && id != ZERO_ID
+                    && let Some(name) = name.as_str()
+                {
+                    self.name(&format!("id({name})"), id);
+                }
+                fields.values().for_each(|field| self.learn_topic_ids(field));
+            }
+            _ => {}
+        }
+    }
+
+    fn unmasked(&self, value: &Value) -> Value {
+        mapped(value, &|text| {
+            let name = text.strip_prefix('<').and_then(|text| text.strip_suffix('>'));
+            name.and_then(|name| self.names.get(name)).cloned()
+        })
+    }
+
+    fn masked(&self, value: &Value) -> Value {
+        let (host, port) = self.address.rsplit_once(':').unwrap_or((&self.address, ""));
+        let mut masked = mapped(value, &|text| {
+            if text == host || text == "localhost" {
+                return Some("<host>".to_owned());
+            }
+            let named = self.names.iter().find(|(_, value)| *value == text);
+            named.map(|(name, _)| format!("<{name}>"))
+        });
+        mask_ports(&mut masked, port);
+        masked
+    }
+}
+
+impl Reviewed {
+    pub fn parse(text: &str) -> Result<Reviewed> {
+        let mut rules = Vec::new();
+        for (index, line) in text.lines().enumerate() {
+            if line.trim().is_empty() || line.starts_with('#') {
+                continue;
+            }
+            let columns: Vec<&str> = line.split(" | ").map(str::trim).collect();
+            let [step, path, left, right, reason] = columns[..] else {
+                bail!("line {}: five columns are needed: {line}", index + 1);
+            };
+            ensure!(!reason.is_empty(), "line {}: a reason is needed", index + 1);
+            rules.push(Rule { line: index + 1, patterns: [step, path, left, right].map(str::to_owned) });
+        }
+        Ok(Reviewed { rules })
+    }
+
+    /// What is wrong with `found`: differences without a rule, then rules without a difference.
+    pub fn complaints(&self, found: &[Difference]) -> Vec<String> {
+        let mut used = BTreeSet::new();
+        let mut complaints = Vec::new();
+        for difference in found {
+            let rules: Vec<usize> =
+                self.rules.iter().filter(|rule| rule.covers(difference)).map(|rule| rule.line).collect();
+            match rules.first() {
+                Some(_) => used.extend(rules),
+                None => complaints.push(format!("not listed: {difference}")),
+            }
+        }
+        let unused = self.rules.iter().filter(|rule| !used.contains(&rule.line));
+        complaints.extend(unused.map(|rule| {
+            format!("listed in line {}, but no longer there: {}", rule.line, rule.patterns.join(" | "))
+        }));
+        complaints
+    }
+}
+
+impl Rule {
+    fn covers(&self, found: &Difference) -> bool {
+        let texts = [&found.step, &found.path, &found.left, &found.right];
+        self.patterns.iter().zip(texts).all(|(pattern, text)| matches(pattern, text))
+    }
+}
+
+impl fmt::Display for Difference {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} | {} | {} | {}", self.step, self.path, self.left, self.right)
+    }
+}
+
+/// Appends every place where the two answers differ. Elements of arrays are matched by their natural key, in any
+/// order. Texts of errors are compared by presence only: their wording is each broker's own.
+pub fn differences(step: &str, left: &Value, right: &Value, found: &mut Vec<Difference>) {
+    compare(step, String::new(), left, right, found);
+}
+
+fn compare(step: &str, path: String, left: &Value, right: &Value, found: &mut Vec<Difference>) {
+    let mut differ = |left: String, right: String| {
+        found.push(Difference { step: step.to_owned(), path: path.clone(), left, right });
+    };
+    match (left, right) {
+        (Value::Object(left), Value::Object(right)) => by_key(step, &path, left, right, found),
+        (Value::Array(left), Value::Array(right)) => match (keyed(left), keyed(right)) {
+            (Some(left), Some(right)) => by_key(step, &path, &left, &right, found),
+            _ => differ(Value::from(left.clone()).to_string(), Value::from(right.clone()).to_string()),
+        },
+        (Value::String(_), Value::String(_)) if path.to_lowercase().ends_with("errormessage") => {}
+        (left, right) if left == right => {}
+        (left, right) => differ(left.to_string(), right.to_string()),
+    }
+}
+
+fn by_key(
+    step: &str,
+    path: &str,
+    left: &Map<String, Value>,
+    right: &Map<String, Value>,
+    found: &mut Vec<Difference>,
+) {
+    let keys: BTreeSet<&String> = left.keys().chain(right.keys()).collect();
+    for key in keys {
+        let separator = if path.is_empty() || key.starts_with('[') { "" } else { "." };
+        let path = format!("{path}{separator}{key}");
+        let (ours, theirs) = (left.get(key), right.get(key));
+        if let (Some(left), Some(right)) = (ours, theirs) {
+            compare(step, path, left, right, found);
+            continue;
+        }
+        let there = |value: Option<&Value>| match value {
+            Some(Value::Object(_) | Value::Array(_)) => "present".to_owned(),
+            Some(value) => value.to_string(),
+            None => "absent".to_owned(),
+        };
+        found.push(Difference { step: step.to_owned(), path, left: there(ours), right: there(theirs) });
+    }
+}
+
+/// The elements of an array by their natural key; by position where they have none; None where keys repeat.
+fn keyed(elements: &[Value]) -> Option<Map<String, Value>> {
+    let mut keyed = Map::new();
+    for (index, element) in elements.iter().enumerate() {
+        let natural = KEY_FIELDS.iter().find_map(|field| element.get(field).filter(|key| !key.is_null()));
+        let key = match natural {
+            Some(Value::String(text)) => format!("[{text}]"),
+            Some(key) => format!("[{key}]"),
+            None => format!("[{index}]"),
+        };
+        if keyed.insert(key, element.clone()).is_some() {
+            return None;
+        }
+    }
+    Some(keyed)
+}
+
+fn mapped(value: &Value, text: &dyn Fn(&str) -> Option<String>) -> Value {
+    match value {
+        Value::String(before) => text(before).map_or_else(|| value.clone(), Value::String),
+        Value::Array(elements) => elements.iter().map(|element| mapped(element, text)).collect(),
+        Value::Object(fields) => {
+            Value::Object(fields.iter().map(|(name, field)| (name.clone(), mapped(field, text))).collect())
+        }
+        other => other.clone(),
+    }
+}
+
+fn mask_ports(value: &mut Value, port: &str) {
+    match value {
+        Value::Array(elements) => elements.iter_mut().for_each(|element| mask_ports(element, port)),
+        Value::Object(fields) => {
+            for (name, field) in fields {
+                if name == "port" && field.to_string() == port {
+                    *field = json!("<port>");
+                } else {
+                    mask_ports(field, port);
+                }
+            }
+        }
+        _ => {}
+    }
+}
+
+/// `*` in the pattern stands for any text.
+fn matches(pattern: &str, text: &str) -> bool {
+    let Some((head, rest)) = pattern.split_once('*') else { return pattern == text };
+    let Some(text) = text.strip_prefix(head) else { return false };
+    rest.is_empty() || (0..=text.len()).any(|at| text.is_char_boundary(at) && matches(rest, &text[at..]))
+}
+
+const ZERO_ID: &str = "AAAAAAAAAAAAAAAAAAAAAA";
+
+/// What names an element of an array, the first that it has.
+const KEY_FIELDS: &[&str] = &[
+    "resourceName",
+    "apiKey",
+    "partitionIndex",
+    "partition",
+    "partitionId",
+    "groupId",
+    "name",
+    "topicName",
+    "topic",
+    "topicId",
+    "nodeId",
+    "brokerId",
+    "memberId",
+    "logDir",
+    "key",
+];
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn found(left: Value, right: Value) -> Vec<Difference> {
+        let mut found = Vec::new();
+        differences("step", &left, &right, &mut found);
+        found
+    }
+
+    #[test]
+    fn elements_are_matched_by_their_key_in_any_order() {
+        let left = json!({"topics": [{"name": "a", "errorCode": 0}, {"name": "b", "errorCode": 3}]});
+        let right = json!({"topics": [{"name": "b", "errorCode": 3}, {"name": "a", "errorCode": 7}]});
+        let found = found(left, right);
+        assert_eq!(found.len(), 1);
+        assert_eq!(found[0].to_string(), "step | topics[a].errorCode | 0 | 7");
+    }
+
+    #[test]
+    fn wording_of_errors_is_free_but_not_their_presence() {
+        assert!(found(json!({"errorMessage": "a"}), json!({"errorMessage": "b"})).is_empty());
+        assert_eq!(found(json!({"errorMessage": "a"}), json!({"errorMessage": null})).len(), 1);
+    }
+
+    #[test]
+    fn an_unlisted_difference_and_a_listed_one_that_is_gone_are_both_complaints() {
+        let found = found(json!({"a": 1, "b": 1}), json!({"a": 2, "b": 2}));
+        let list = "# title\nst* | a | 1 | * | because\nstep | c | 1 | 2 | because";
+        let complaints = Reviewed::parse(list).unwrap().complaints(&found);
+        assert_eq!(complaints.len(), 2, "{complaints:?}");
+        assert!(complaints[0].starts_with("not listed: step | b"));
+        assert!(complaints[1].starts_with("listed in line 3"));
+    }
+
+    #[test]
+    fn a_star_matches_any_text() {
+        assert!(matches("a*c*", "abbcd") && matches("*", "") && matches("abc", "abc"));
+        assert!(!matches("a*c", "abcd") && !matches("", "a"));
+    }
+
+    #[test]
+    fn addresses_and_topic_ids_are_masked_and_put_back() {
+        let mut side = Side::new("127.0.0.1:9092".to_owned());
+        let answer = json!({"topics": [{"name": "t", "topicId": "abc"}], "host": "127.0.0.1", "port": 9092});
+        side.learn_topic_ids(&answer);
+        let masked = side.masked(&answer);
+        assert_eq!(masked["topics"][0]["topicId"], "<id(t)>");
+        assert_eq!((masked["host"].clone(), masked["port"].clone()), (json!("<host>"), json!("<port>")));
+        assert_eq!(side.unmasked(&json!({"topicId": "<id(t)>"})), json!({"topicId": "abc"}));
+    }
+}
