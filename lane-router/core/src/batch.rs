@@ -178,11 +178,7 @@ enum Place<'a> {
 
 type HeaderPair<'a> = (&'a str, Option<&'a [u8]>);
 
-fn place<'a>(
-    record: &Record<'a>,
-    lane: &'a Lane,
-    extractors: &Extractors,
-) -> Result<Place<'a>, BatchError> {
+fn place<'a>(record: &Record<'a>, lane: &'a Lane, extractors: &Extractors) -> Result<Place<'a>, BatchError> {
     let mut headers = checked(record.headers())?;
     let judge = |verdict: LaneVerdict| match verdict {
         LaneVerdict::Lane(named) if named == *lane => Place::In,
@@ -254,8 +250,7 @@ mod tests {
     fn a_batch_without_its_hidden_records_keeps_all_that_moves_a_client_on() {
         for codec in CODECS {
             let whole = batch(codec, &[None, Some("boe-a"), Some("ppe-x"), None, Some("boe-a")]);
-            let kept =
-                filter(&whole, &Extractors::standard(), |lane| *lane == RecordLane::Baseline).unwrap();
+            let kept = filter(&whole, &Extractors::standard(), |lane| *lane == RecordLane::Baseline).unwrap();
             kept.check_crc().unwrap();
             assert_eq!(values(&kept).iter().map(|v| v.0).collect::<Vec<_>>(), [0, 3]);
             assert_eq!(kept.header.base_offset, Offset(100));
@@ -263,7 +258,10 @@ mod tests {
             assert_eq!(kept.header.attributes, whole.header.attributes);
             assert_eq!(kept.header.base_timestamp, whole.header.base_timestamp);
             assert_eq!(kept.header.base_sequence, 40);
-            assert_eq!((kept.header.producer_id, kept.header.producer_epoch), (ProducerId(7), ProducerEpoch(1)));
+            assert_eq!(
+                (kept.header.producer_id, kept.header.producer_epoch),
+                (ProducerId(7), ProducerEpoch(1))
+            );
             assert_eq!(values(&kept)[1], values(&whole)[3], "a kept record is the same, headers in order");
 
             let all = filter(&whole, &Extractors::standard(), |_| true).unwrap();

@@ -155,16 +155,8 @@ impl LaneFold {
         if cut.previous == last { Ok(()) } else { Err(CutRefused::Moved { last }) }
     }
 
-    /// Takes the marker at `offset` in, as the log holds it. Other markers than a lane's say nothing here.
-    pub fn apply(&mut self, marker: &Marker, offset: Offset) -> Result<(), MarkerError> {
-        if let Some(marker) = LaneMarker::parse(marker)? {
-            self.take(&marker, offset);
-        }
-        Ok(())
-    }
-
-    /// Takes a parsed marker at `offset` in. Markers in a log were checked when they were appended.
-    pub fn take(&mut self, marker: &LaneMarker, offset: Offset) {
+    /// Takes the marker at `offset` in. Markers in a log were checked when they were appended.
+    pub fn apply(&mut self, marker: &LaneMarker, offset: Offset) {
         let rules = Arc::make_mut(&mut self.rules);
         match marker {
             LaneMarker::Activate(cut) => rules.cut(cut, offset).activate(offset),

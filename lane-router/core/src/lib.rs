@@ -13,7 +13,9 @@ pub mod view;
 mod w3c;
 
 pub use extract::{Extractors, LaneVerdict, Refusal, Verdict};
-pub use fold::{Cut, CutRefused, GroupLane, Interval, LaneFold, LaneFoldError, LaneMarker, LaneRules, MarkerError};
+pub use fold::{
+    Cut, CutRefused, GroupLane, Interval, LaneFold, LaneFoldError, LaneMarker, LaneRules, MarkerError,
+};
 pub use name::{Lane, LaneClass, LaneNameError};
 pub use summary::{LaneSummary, RecordLane};
 pub use view::{Showing, Side, View};

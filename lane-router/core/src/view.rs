@@ -177,10 +177,10 @@ mod tests {
         let mut fold = LaneFold::default();
         let mut summary = LaneSummary::default();
         summary.add(&record(2));
-        fold.take(&LaneMarker::Extractors(crate::Extractors::standard()), Offset(0));
+        fold.apply(&LaneMarker::Extractors(crate::Extractors::standard()), Offset(0));
         for (at, open) in [(10, true), (20, false), (30, true)] {
             let cut = cut("orders", "boe-a");
-            fold.take(
+            fold.apply(
                 &if open { LaneMarker::Activate(cut) } else { LaneMarker::Deactivate(cut) },
                 Offset(at),
             );
@@ -221,7 +221,7 @@ mod tests {
     #[test]
     fn a_purge_hides_what_is_below_it_from_a_later_lane_of_the_name() {
         let mut fold = fold();
-        fold.take(&LaneMarker::Purge(lane("boe-a")), Offset(40));
+        fold.apply(&LaneMarker::Purge(lane("boe-a")), Offset(40));
         let rules = fold.rules();
         let in_lane = View::Lane(GroupId::new("orders"), lane("boe-a"));
         assert!(!rules.sees(&in_lane, &record(2), Offset(31)));
@@ -264,9 +264,8 @@ mod tests {
         let mut fold = LaneFold::default();
         for at in 0..1000 {
             let cut = cut("orders", "boe-a");
-            let marker =
-                if at % 2 == 0 { LaneMarker::Activate(cut) } else { LaneMarker::Deactivate(cut) };
-            fold.take(&marker, Offset(at));
+            let marker = if at % 2 == 0 { LaneMarker::Activate(cut) } else { LaneMarker::Deactivate(cut) };
+            fold.apply(&marker, Offset(at));
         }
         let known = fold.rules().group_lane(&GroupId::new("orders"), &lane("boe-a")).cloned().unwrap();
         assert!(known.intervals.is_empty());
@@ -279,7 +278,7 @@ mod tests {
     #[test]
     fn a_fold_survives_its_snapshot_and_damage_is_an_error() {
         let mut fold = fold();
-        fold.take(&LaneMarker::Purge(lane("boe-b")), Offset(40));
+        fold.apply(&LaneMarker::Purge(lane("boe-b")), Offset(40));
         let mut bytes = Vec::new();
         fold.encode(&mut bytes);
         let mut input = &bytes[..];
