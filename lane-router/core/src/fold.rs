@@ -123,7 +123,7 @@ pub enum CutRefused {
     Fenced { asked: i32, known: i32 },
     /// Read the fold again, then decide again.
     #[error("the last marker is at {last:?}, not where the coordinator thinks")]
-    Moved { last: Option<Offset> },
+    Moved { last: Option<Offset>, open: bool },
 }
 
 /// Why bytes are not a fold.
@@ -152,7 +152,8 @@ impl LaneFold {
             return Err(CutRefused::Fenced { asked, known });
         }
         let last = known.map(|k| k.last_marker);
-        if cut.previous == last { Ok(()) } else { Err(CutRefused::Moved { last }) }
+        let open = known.is_some_and(|k| k.open().is_some());
+        if cut.previous == last { Ok(()) } else { Err(CutRefused::Moved { last, open }) }
     }
 
     /// Takes the marker at `offset` in. Markers in a log were checked when they were appended.

@@ -5,6 +5,7 @@
 //! at whatever lag, gets the same answer for a record.
 
 pub mod batch;
+pub mod cuts;
 pub mod extract;
 pub mod fold;
 pub mod name;
@@ -12,6 +13,7 @@ pub mod summary;
 pub mod view;
 mod w3c;
 
+pub use cuts::{Ask, CutAnswer, CutKeeper, CutKind};
 pub use extract::{Extractors, LaneVerdict, Refusal, Verdict};
 pub use fold::{
     Cut, CutRefused, GroupLane, Interval, LaneFold, LaneFoldError, LaneMarker, LaneRules, MarkerError,
