@@ -31,8 +31,11 @@ pub struct Field {
     /// Lines of its doc comment.
     pub doc: &'static [&'static str],
     /// Set for a field that is itself a documented struct, or a list of them.
-    pub nested: Option<(Shape, fn() -> Vec<Field>)>,
+    pub nested: Option<Nested>,
 }
+
+/// How a nested struct is written, and its keys.
+pub type Nested = (Shape, fn() -> Vec<Field>);
 
 impl<T: Documented> Documented for Vec<T> {
     const SHAPE: Shape = Shape::List;

@@ -62,7 +62,14 @@ pub type Labels<'a> = &'a [(&'a str, &'a str)];
 
 /// What a collector adds to a scrape.
 #[derive(Default)]
-pub struct Scrape(BTreeMap<&'static str, (&'static str, &'static str, Vec<(String, f64)>)>);
+pub struct Scrape(BTreeMap<&'static str, Collected>);
+
+struct Collected {
+    help: &'static str,
+    kind: &'static str,
+    /// Labels and value.
+    samples: Vec<(String, f64)>,
+}
 
 impl Registry {
     pub fn new() -> Registry {
@@ -134,7 +141,7 @@ impl Registry {
                 value.render(&mut out, name, labels);
             }
         }
-        for (name, (help, kind, samples)) in scrape.0 {
+        for (name, Collected { help, kind, samples }) in scrape.0 {
             header(&mut out, name, help, kind);
             for (labels, value) in samples {
                 sample(&mut out, name, &labels, value);
@@ -230,9 +237,9 @@ impl Scrape {
         labels: Labels,
         value: f64,
     ) {
-        let (_, _, samples) = self.0.entry(name).or_insert_with(|| (help, kind, Vec::new()));
-        if samples.len() < SERIES_MAX {
-            samples.push((label_text(labels), value));
+        let family = self.0.entry(name).or_insert_with(|| Collected { help, kind, samples: Vec::new() });
+        if family.samples.len() < SERIES_MAX {
+            family.samples.push((label_text(labels), value));
         }
     }
 }
