@@ -4,6 +4,7 @@
 //! top level, those of the metadata store in [`meta`].
 
 mod data_dir;
+mod dice;
 mod error;
 pub mod meta;
 mod path;
@@ -13,4 +14,4 @@ pub use data_dir::{DataDir, FORMAT_KNOWN};
 pub use error::StoreError;
 pub use meta::{Change, Item, Lease, MetaError, MetaStore, Version, Watch};
 pub use path::{PathError, StorePath};
-pub use segment::{Disk, Entry, Memory, Reader, SegmentStore, Writer};
+pub use segment::{Disk, Entry, Faults, Flaky, Memory, Reader, SegmentStore, Volatile, Writer};

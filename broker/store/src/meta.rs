@@ -3,6 +3,8 @@
 //! Owns the trait, its contract and the types that cross it; implementations are in the submodules.
 //! Invariant: versions of one store only grow, over restarts too, and no two writes share one.
 
+mod file;
+mod flaky;
 mod memory;
 mod table;
 mod watch;
@@ -14,6 +16,8 @@ use std::time::Duration;
 use futures_util::future::BoxFuture;
 use tokio::sync::Notify;
 
+pub use file::File;
+pub use flaky::{Flaky, MetaFaults};
 pub use memory::Memory;
 pub use watch::Watch;
 
@@ -158,5 +162,40 @@ impl Lease {
     pub fn end(&self) {
         self.state.gone.store(true, Ordering::Release);
         self.state.changed.notify_waiters();
+    }
+}
+
+impl<M: MetaStore + ?Sized> MetaStore for Arc<M> {
+    fn get<'a>(&'a self, key: &'a str) -> BoxFuture<'a, Result<Option<(Vec<u8>, Version)>, MetaError>> {
+        (**self).get(key)
+    }
+
+    fn put_if<'a>(
+        &'a self,
+        key: &'a str,
+        value: Vec<u8>,
+        expected: Option<Version>,
+    ) -> BoxFuture<'a, Result<Version, MetaError>> {
+        (**self).put_if(key, value, expected)
+    }
+
+    fn delete_if<'a>(&'a self, key: &'a str, expected: Version) -> BoxFuture<'a, Result<(), MetaError>> {
+        (**self).delete_if(key, expected)
+    }
+
+    fn list<'a>(&'a self, prefix: &'a str) -> BoxFuture<'a, Result<Vec<Item>, MetaError>> {
+        (**self).list(prefix)
+    }
+
+    fn watch<'a>(&'a self, prefix: &'a str) -> BoxFuture<'a, Result<Watch, MetaError>> {
+        (**self).watch(prefix)
+    }
+
+    fn lease(&self, ttl: Duration) -> BoxFuture<'_, Result<Lease, MetaError>> {
+        (**self).lease(ttl)
+    }
+
+    fn version(&self) -> BoxFuture<'_, Result<Version, MetaError>> {
+        (**self).version()
     }
 }

@@ -4,8 +4,10 @@
 //! a disk answers in microseconds, and a remote store runs a runtime of its own behind this trait.
 
 mod disk;
+mod flaky;
 mod live;
 mod memory;
+mod volatile;
 
 use std::fs::File;
 use std::io::IoSlice;
@@ -14,7 +16,9 @@ use std::sync::Arc;
 use bytes::Bytes;
 
 pub use disk::Disk;
+pub use flaky::{Faults, Flaky};
 pub use memory::Memory;
+pub use volatile::Volatile;
 
 use crate::{StoreError, StorePath};
 
@@ -50,9 +54,8 @@ pub trait SegmentStore: Send + Sync {
 
 /// The end of one file. All methods take `&self`; appends are ordered by the caller's calls.
 pub trait Writer: Send + Sync {
-    /// Appends the parts as one and returns the new end. After any error nothing was appended:
-    /// after [`StoreError::Full`] the writer goes on as before, after the others see
-    /// [`StoreError::ends_writer`].
+    /// Appends the parts as one and returns the new end. After any error nothing was appended, and the
+    /// writer goes on as before unless [`StoreError::ends_writer`] says otherwise.
     fn append(&self, parts: &[IoSlice<'_>]) -> Result<u64, StoreError>;
 
     /// Makes everything durable that was appended before the call, and returns that position.

@@ -27,16 +27,12 @@ impl Memory {
         Memory::default()
     }
 
-    fn write(
-        &self,
-        key: &str,
-        decide: impl FnOnce(&Table) -> Result<Change, MetaError>,
-    ) -> Result<Version, MetaError> {
+    fn write(&self, decide: impl FnOnce(&Table) -> Result<Change, MetaError>) -> Result<Version, MetaError> {
         let mut table = self.inner.table.lock();
         let change = decide(&table)?;
         table.apply(&change);
         // Under the lock, so that watchers hear of changes in order.
-        self.inner.watchers.tell(key, &change);
+        self.inner.watchers.tell(&change);
         Ok(table.version())
     }
 }
@@ -58,14 +54,14 @@ impl MetaStore for Memory {
         Box::pin(async move {
             check_key(key)?;
             check_value(&value)?;
-            self.write(key, |table| table.put_if(key, value, expected))
+            self.write(|table| table.put_if(key, value, expected))
         })
     }
 
     fn delete_if<'a>(&'a self, key: &'a str, expected: Version) -> BoxFuture<'a, Result<(), MetaError>> {
         Box::pin(async move {
             check_key(key)?;
-            self.write(key, |table| table.delete_if(key, expected)).map(|_| ())
+            self.write(|table| table.delete_if(key, expected)).map(|_| ())
         })
     }
 

@@ -50,9 +50,26 @@ impl Watch {
         }
     }
 
+    pub(super) fn handle(&self) -> WatchHandle {
+        WatchHandle { queue: Arc::downgrade(&self.queue) }
+    }
+
     /// The next change if there is one now.
     pub fn try_next(&mut self) -> Option<Change> {
         self.queue.changes.lock().waiting.pop_front()
+    }
+}
+
+/// The other side of a watch that somebody holds.
+#[derive(Debug)]
+pub(super) struct WatchHandle {
+    queue: Weak<Queue>,
+}
+
+impl WatchHandle {
+    /// As if the watcher had been too slow. False if it is gone.
+    pub(super) fn overflow(&self) -> bool {
+        self.queue.upgrade().map(|queue| queue.overflow(&mut queue.changes.lock())).is_some()
     }
 }
 
@@ -73,7 +90,12 @@ impl Watchers {
     }
 
     /// Called in the order of versions.
-    pub(super) fn tell(&self, key: &str, change: &Change) {
+    pub(super) fn tell(&self, change: &Change) {
+        let key = match change {
+            Change::Put(item) => &item.key,
+            Change::Deleted { key, .. } => key,
+            Change::Resync => return,
+        };
         for queue in self.queues.lock().iter().filter_map(Weak::upgrade) {
             if key.starts_with(&queue.prefix) {
                 queue.push(change.clone());
@@ -95,12 +117,16 @@ impl Queue {
     fn push(&self, change: Change) {
         let mut changes = self.changes.lock();
         if changes.waiting.len() >= WATCH_QUEUE_MAX {
-            changes.waiting.clear();
-            changes.waiting.push_back(Change::Resync);
+            self.overflow(&mut changes);
         } else {
             changes.waiting.push_back(change);
+            self.arrived.notify_one();
         }
-        drop(changes);
+    }
+
+    fn overflow(&self, changes: &mut Changes) {
+        changes.waiting.clear();
+        changes.waiting.push_back(Change::Resync);
         self.arrived.notify_one();
     }
 }
