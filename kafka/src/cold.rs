@@ -19,11 +19,16 @@ pub struct EncodeError {
     pub reason: String,
 }
 
-/// Decodes a whole message; trailing bytes are an error.
+/// Decodes a whole request; trailing bytes are an error.
 pub fn decode<M: Decodable>(version: i16, body: Bytes) -> Result<M, DecodeError> {
     if body.len() > COLD_MESSAGE_BYTES_MAX {
         return Err(DecodeError::Length(body.len() as i64));
     }
+    decode_any_size(version, body)
+}
+
+/// Like [`decode`], for a message whose size the caller has bounded (an answer of a server).
+pub fn decode_any_size<M: Decodable>(version: i16, body: Bytes) -> Result<M, DecodeError> {
     // First pass: an int32 that could not be a count reads as one more than fits, so that a count
     // runs out of bytes and anything else only has a wrong value. Where nothing was replaced the
     // result is right; else the counts are now known to be possible and the second pass is plain.
