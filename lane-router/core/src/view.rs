@@ -254,7 +254,10 @@ mod tests {
             ..cut("orders", "boe-a")
         };
         assert_eq!(fold.check(&at(1, Some(30))), Ok(()));
-        assert_eq!(fold.check(&at(2, Some(20))), Err(CutRefused::Moved { last: Some(Offset(30)), open: true }));
+        assert_eq!(
+            fold.check(&at(2, Some(20))),
+            Err(CutRefused::Moved { last: Some(Offset(30)), open: true })
+        );
         assert_eq!(fold.check(&at(0, Some(30))), Err(CutRefused::Fenced { asked: 0, known: 1 }));
         assert_eq!(fold.check(&cut("orders", "boe-b")), Ok(()));
     }
