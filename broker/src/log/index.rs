@@ -1,0 +1,198 @@
+//! Kafka's sparse indexes: `.index` (relative offset, position) and `.timeindex` (timestamp,
+//! relative offset), big-endian, ascending. The active segment keeps them in memory; a sealed
+//! segment's stay in their files and are searched there.
+
+use broker_store::{Reader, StoreError};
+use kafka::{Offset, TimestampMs};
+
+/// Relative offset of a batch's last record, and where the batch begins: as Kafka writes it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct OffsetEntry {
+    pub relative: u32,
+    pub position: u32,
+}
+
+/// The largest timestamp so far, and the relative offset of the batch that holds it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct TimeEntry {
+    pub timestamp: i64,
+    pub relative: u32,
+}
+
+pub const OFFSET_ENTRY_LEN: usize = 8;
+pub const TIME_ENTRY_LEN: usize = 12;
+
+/// Both indexes of a segment that is being written.
+#[derive(Debug, Default)]
+pub struct LiveIndex {
+    offsets: Vec<OffsetEntry>,
+    times: Vec<TimeEntry>,
+    bytes_since_entry: u32,
+    largest: Option<TimeEntry>,
+}
+
+impl LiveIndex {
+    /// Notes a batch of `length` bytes at `position`; adds entries every `interval` bytes.
+    pub fn note(&mut self, last_relative: u32, position: u32, length: u32, stamp: TimestampMs, interval: u32) {
+        // Kafka asks before it counts the batch: the first batch of a segment has no entry.
+        if self.bytes_since_entry > interval {
+            self.offsets.push(OffsetEntry { relative: last_relative, position });
+            self.bytes_since_entry = 0;
+            self.note_largest(stamp, last_relative);
+            self.flush_largest();
+        } else {
+            self.note_largest(stamp, last_relative);
+        }
+        self.bytes_since_entry = self.bytes_since_entry.saturating_add(length);
+    }
+
+    fn note_largest(&mut self, stamp: TimestampMs, relative: u32) {
+        if stamp.0 >= 0 && self.largest.is_none_or(|l| stamp.0 > l.timestamp) {
+            self.largest = Some(TimeEntry { timestamp: stamp.0, relative });
+        }
+    }
+
+    fn flush_largest(&mut self) {
+        if let Some(largest) = self.largest
+            && self.times.last().is_none_or(|t| largest.timestamp > t.timestamp && largest.relative > t.relative)
+        {
+            self.times.push(largest);
+        }
+    }
+
+    /// Where to begin a scan for the batch that holds `relative`: at or before it.
+    pub fn floor(&self, relative: u32) -> u32 {
+        let after = self.offsets.partition_point(|e| e.relative <= relative);
+        after.checked_sub(1).map_or(0, |i| self.offsets[i].position)
+    }
+
+    /// The last indexed batch start at or before `position`.
+    pub fn floor_position(&self, position: u32) -> u32 {
+        let after = self.offsets.partition_point(|e| e.position <= position);
+        after.checked_sub(1).map_or(0, |i| self.offsets[i].position)
+    }
+
+    /// Relative offset where a scan for the first record at or after `timestamp` may begin.
+    pub fn floor_time(&self, timestamp: i64) -> u32 {
+        let after = self.times.partition_point(|e| e.timestamp < timestamp);
+        after.checked_sub(1).map_or(0, |i| self.times[i].relative)
+    }
+
+    pub fn max_timestamp(&self) -> TimestampMs {
+        self.largest.map_or(TimestampMs::NONE, |l| TimestampMs(l.timestamp))
+    }
+
+    /// Ends the segment: the last time entry carries its largest timestamp, as in Kafka.
+    pub fn finish(&mut self) {
+        self.flush_largest();
+    }
+
+    /// The two files.
+    pub fn encode(&self) -> (Vec<u8>, Vec<u8>) {
+        let mut offsets = Vec::with_capacity(self.offsets.len() * OFFSET_ENTRY_LEN);
+        for e in &self.offsets {
+            offsets.extend_from_slice(&e.relative.to_be_bytes());
+            offsets.extend_from_slice(&e.position.to_be_bytes());
+        }
+        let mut times = Vec::with_capacity(self.times.len() * TIME_ENTRY_LEN);
+        for e in &self.times {
+            times.extend_from_slice(&e.timestamp.to_be_bytes());
+            times.extend_from_slice(&e.relative.to_be_bytes());
+        }
+        (offsets, times)
+    }
+}
+
+/// A sealed segment's index file: searched with positioned reads, nothing held in memory.
+pub struct IndexFile<'a> {
+    pub reader: &'a dyn Reader,
+}
+
+impl IndexFile<'_> {
+    /// Begin of a scan for the batch that holds `relative`.
+    pub fn floor(&self, relative: u32) -> Result<u32, StoreError> {
+        let found = self.last_where(OFFSET_ENTRY_LEN, |e| be_u32(&e[0..4]) <= relative)?;
+        Ok(found.map_or(0, |e| be_u32(&e[4..8])))
+    }
+
+    pub fn floor_position(&self, position: u32) -> Result<u32, StoreError> {
+        let found = self.last_where(OFFSET_ENTRY_LEN, |e| be_u32(&e[4..8]) <= position)?;
+        Ok(found.map_or(0, |e| be_u32(&e[4..8])))
+    }
+
+    pub fn floor_time(&self, timestamp: i64) -> Result<u32, StoreError> {
+        let found = self.last_where(TIME_ENTRY_LEN, |e| be_i64(&e[0..8]) < timestamp)?;
+        Ok(found.map_or(0, |e| be_u32(&e[8..12])))
+    }
+
+    /// The last entry of a time index: the segment's largest timestamp.
+    pub fn max_timestamp(&self) -> Result<TimestampMs, StoreError> {
+        let entries = self.reader.len() / TIME_ENTRY_LEN as u64;
+        if entries == 0 {
+            return Ok(TimestampMs::NONE);
+        }
+        let at = (entries - 1) * TIME_ENTRY_LEN as u64;
+        Ok(TimestampMs(be_i64(&self.reader.read_at(at, 8)?)))
+    }
+
+    fn last_where(&self, width: usize, before: impl Fn(&[u8]) -> bool) -> Result<Option<bytes::Bytes>, StoreError> {
+        let (mut low, mut high) = (0, self.reader.len() / width as u64);
+        let mut found = None;
+        while low < high {
+            let middle = low + (high - low) / 2;
+            let entry = self.reader.read_at(middle * width as u64, width)?;
+            if before(&entry) {
+                found = Some(entry);
+                low = middle + 1;
+            } else {
+                high = middle;
+            }
+        }
+        Ok(found)
+    }
+}
+
+/// Relative offset of `offset` in the segment that begins at `base`; segments are cut so that it fits.
+pub fn relative(base: Offset, offset: Offset) -> u32 {
+    (offset.0 - base.0).clamp(0, i64::from(i32::MAX)) as u32
+}
+
+fn be_u32(b: &[u8]) -> u32 {
+    b.iter().take(4).fold(0, |n, b| n << 8 | u32::from(*b))
+}
+
+fn be_i64(b: &[u8]) -> i64 {
+    b.iter().take(8).fold(0, |n, b| n << 8 | i64::from(*b))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_floor_is_never_behind_the_batch_that_holds_the_offset() {
+        let mut index = LiveIndex::default();
+        // Batches of 10 records and 100 bytes.
+        for i in 0..50u32 {
+            index.note(i * 10 + 9, i * 100, 100, TimestampMs(i64::from(i)), 150);
+        }
+        for offset in 0..500u32 {
+            let start = index.floor(offset);
+            assert!(start <= offset / 10 * 100, "offset {offset} starts at {start}");
+            assert!(offset / 10 * 100 - start <= 400, "offset {offset} starts at {start}");
+        }
+        assert!(index.floor_time(20) <= 209);
+        assert_eq!(index.max_timestamp(), TimestampMs(49));
+    }
+
+    #[test]
+    fn markers_without_a_timestamp_stay_out_of_the_time_index() {
+        let mut index = LiveIndex::default();
+        for i in 0..10u32 {
+            index.note(i, i * 100, 100, TimestampMs::NONE, 50);
+        }
+        let (offsets, times) = index.encode();
+        assert!(!offsets.is_empty());
+        assert!(times.is_empty());
+    }
+}

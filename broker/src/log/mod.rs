@@ -1,0 +1,13 @@
+//! The log of a partition above the segment store: segments, their indexes, reading, recovery.
+//!
+//! Nothing here takes requests or keeps time. `partition` owns the state and its lock; this module
+//! gives it segments that know where a batch lies, and rebuilds them from bytes after a restart.
+
+pub mod batch_index;
+pub mod index;
+pub mod recovery;
+pub mod scan;
+pub mod segment;
+
+pub use batch_index::{BatchEntry, BatchIndex, BatchKind};
+pub use segment::{ActiveSegment, SealedSegment, SegmentContent, SegmentFiles};

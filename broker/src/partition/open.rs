@@ -1,0 +1,88 @@
+//! Opening a partition: recovery of its log, and what a person is told about it.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+use broker_store::{SegmentStore, StorePath};
+use kafka::{LeaderEpoch, PartitionIndex, TimestampMs, TopicId, TopicName};
+use parking_lot::{Mutex, RwLock};
+use tokio::sync::watch;
+
+use super::{Condition, Durability, Flusher, Partition, Position, Progress, Queued, Settings, State, read};
+use crate::log::recovery::{self, RecoverError, RecoverOptions};
+
+/// What a partition is opened with.
+pub struct OpenPartition {
+    pub topic: TopicName,
+    pub topic_id: TopicId,
+    pub index: PartitionIndex,
+    pub epoch: LeaderEpoch,
+    pub store: Arc<dyn SegmentStore>,
+    pub durability: Durability,
+    pub flusher: Arc<Flusher>,
+    pub settings: Settings,
+    pub now: TimestampMs,
+}
+
+/// `<topic id>/<topic>-<partition>`: the id keeps a deleted topic's files away from its successor's.
+pub fn directory(topic_id: TopicId, topic: &TopicName, index: PartitionIndex) -> StorePath {
+    StorePath::root()
+        .join(&topic_id.0.to_string())
+        .and_then(|dir| dir.join(&format!("{topic}-{index}")))
+        .expect("topic ids and names are legal path components")
+}
+
+impl OpenPartition {
+    /// Blocks for the disk: call it on a blocking thread.
+    pub fn open(self) -> Result<Arc<Partition>, RecoverError> {
+        let dir = directory(self.topic_id, &self.topic, self.index);
+        let options = RecoverOptions {
+            index_interval: self.settings.index_interval_bytes,
+            ignore_state: crate::switches::state_off(),
+            now: self.now,
+        };
+        let recovered = recovery::open(&*self.store, &dir, options)?;
+        if let Some(cut) = &recovered.cut {
+            tracing::warn!(file = %cut.file, position = cut.position, bytes = cut.bytes, reason = %cut.reason,
+                "cut a tail that was never acknowledged off the log");
+        }
+        if recovered.active.content.size > 0 {
+            // What a crash left in the page cache is shown to readers only once it is on disk.
+            recovered.active.writer.sync()?;
+        }
+        let end = recovered.fold.end;
+        let visible = Position {
+            offset: end,
+            segment: recovered.active.base,
+            bytes: recovered.active.content.size,
+        };
+        let progress = Progress { visible: end, synced: end, condition: Condition::Serving };
+        Ok(Arc::new_cyclic(|me| Partition {
+            me: me.clone(),
+            topic: self.topic,
+            topic_id: self.topic_id,
+            index: self.index,
+            epoch: self.epoch,
+            dir,
+            store: self.store,
+            durability: self.durability,
+            flusher: self.flusher,
+            settings: RwLock::new(Arc::new(self.settings)),
+            state: Mutex::new(State {
+                fold: recovered.fold,
+                sealed: recovered.sealed,
+                active: recovered.active,
+                rolls: VecDeque::new(),
+                visible,
+                synced: visible,
+                unsynced: VecDeque::new(),
+                condition: Condition::Serving,
+                queued: Queued::No,
+                hints: read::Hints::default(),
+            }),
+            flushing: Mutex::new(()),
+            progress: watch::Sender::new(progress),
+            waiters: Mutex::default(),
+        }))
+    }
+}

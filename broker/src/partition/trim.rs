@@ -1,0 +1,126 @@
+//! Moving the log start: retention, DeleteRecords; and letting go at shutdown.
+//!
+//! A segment goes only when the snapshot that makes it unnecessary is durable, that is when its roll
+//! is finished. The new log start is durable before its move is answered.
+
+use broker_core::Fold;
+use broker_core::retention::{RetentionPolicy, SealedSegment as Judged, log_start_after_retention};
+use broker_store::StoreError;
+use kafka::{Offset, TimestampMs};
+
+use super::{Condition, Partition, ReadError, State};
+use crate::log::SegmentFiles;
+use crate::log::recovery::delete_segment;
+
+/// At shutdown a larger active segment is sealed, so that the next start need not read it again.
+const SEAL_AT_CLOSE_BYTES: u64 = 16 << 20;
+
+impl Partition {
+    /// Applies the topic's retention; returns how many bytes went.
+    pub fn enforce_retention(&self, now: TimestampMs) -> Result<u64, StoreError> {
+        let settings = self.settings();
+        let policy = RetentionPolicy { bytes: settings.retention_bytes, ms: settings.retention_ms };
+        self.roll_when_expired(policy, now)?;
+        let new_start = {
+            let state = self.state.lock();
+            let finished = state.sealed.len() - state.rolls.len().min(state.sealed.len());
+            let judged: Vec<Judged> = state.sealed[..finished]
+                .iter()
+                .map(|s| Judged {
+                    next: s.next,
+                    bytes: s.size,
+                    max_timestamp: s.max_timestamp,
+                    written: s.written,
+                })
+                .collect();
+            let rest: u64 = state.sealed[finished..].iter().map(|s| s.size).sum();
+            log_start_after_retention(policy, &judged, rest + state.active.content.size, now)
+        };
+        match new_start {
+            Some(start) => self.drop_below(start),
+            None => Ok(0),
+        }
+    }
+
+    /// An active segment whose every record has expired is sealed, as in Kafka, so that it can go.
+    fn roll_when_expired(&self, policy: RetentionPolicy, now: TimestampMs) -> Result<(), StoreError> {
+        let mut state = self.state.lock();
+        let active = &state.active;
+        let stamp = match active.content.index.max_timestamp() {
+            TimestampMs::NONE => active.first_append,
+            stamp => stamp,
+        };
+        let expired = policy.ms.is_some_and(|ms| now.0.saturating_sub(stamp.0) > ms);
+        if state.condition == Condition::Serving && active.content.size > 0 && expired {
+            self.roll(&mut state, now).map_err(|e| StoreError::Io(e.to_string()))?;
+            drop(state);
+            self.flush();
+        }
+        Ok(())
+    }
+
+    /// DeleteRecords: records below `to` are gone when this returns. `to` may not be above the high
+    /// watermark. Returns the new log start.
+    pub fn delete_records(&self, to: Offset) -> Result<Offset, ReadError> {
+        let base = {
+            let mut state = self.state.lock();
+            let (log_start, high_watermark) = (state.fold.log_start, state.visible.offset);
+            if to.0 < 0 || to > high_watermark {
+                return Err(ReadError::OutOfRange { log_start, high_watermark });
+            }
+            if to <= log_start {
+                return Ok(log_start);
+            }
+            state.fold.trim(to);
+            state.active.base
+        };
+        // The newest snapshot carries the log start, so every roll must be finished first.
+        self.flush();
+        self.write_log_start(base, to)?;
+        self.drop_below(to)?;
+        Ok(to)
+    }
+
+    fn write_log_start(&self, base: Offset, log_start: Offset) -> Result<(), ReadError> {
+        let path = SegmentFiles::new(&self.dir, base, 0).state();
+        let mut fold = match self.store.open(&path) {
+            Ok(reader) => Fold::decode(&reader.read_at(0, reader.len() as usize)?)
+                .map_err(|e| StoreError::Corrupt(format!("{path}: {e}")))?,
+            Err(error) => return Err(error.into()),
+        };
+        // Not `trim`: the fold is of `base`, which may lie below the new start.
+        fold.log_start = fold.log_start.max(log_start);
+        Ok(self.store.put(&path, &fold.encode(TimestampMs(i64::MIN)))?)
+    }
+
+    /// Deletes finished segments that end at or below `start`.
+    fn drop_below(&self, start: Offset) -> Result<u64, StoreError> {
+        let gone = {
+            let mut state = self.state.lock();
+            let finished = state.sealed.len() - state.rolls.len().min(state.sealed.len());
+            let count = state.sealed[..finished].iter().take_while(|s| s.next <= start).count();
+            state.fold.trim(start);
+            state.hints.clear();
+            state.sealed.drain(..count).collect::<Vec<_>>()
+        };
+        for segment in &gone {
+            delete_segment(&*self.store, &self.dir, segment.base)?;
+        }
+        Ok(gone.iter().map(|s| s.size).sum())
+    }
+
+    /// Flushes, seals a large active segment, and ends the partition.
+    pub fn release(&self, now: TimestampMs) {
+        self.flush();
+        let large = |state: &State| state.active.content.size > SEAL_AT_CLOSE_BYTES;
+        let rolled = {
+            let mut state = self.state.lock();
+            let wanted = state.condition == Condition::Serving && large(&state);
+            wanted && self.roll(&mut state, now).is_ok()
+        };
+        if rolled {
+            self.flush();
+        }
+        self.close();
+    }
+}
