@@ -6,6 +6,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::io::{BufRead, BufReader, Write};
 use std::process::{Child, ChildStdin, ChildStdout, Stdio};
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
 use serde_json::{Map, Value, json};
@@ -104,20 +105,31 @@ impl Side {
         }
     }
 
-    /// Asks one request and masks the answer. `<name>` in the request stands for a named value.
-    pub fn ask(&mut self, driver: &mut Driver, request: &Value) -> Result<Value> {
-        let mut request = self.unmasked(request);
-        request["to"] = json!(self.address);
-        let answer = driver.ask(&request)?;
-        self.learn_topic_ids(&answer);
-        Ok(self.masked(&answer))
+    pub fn address(&self) -> &str {
+        &self.address
     }
 
-    /// As [`Side::ask`], but the answer is not masked: for picking values out of it.
-    pub fn ask_plainly(&mut self, driver: &mut Driver, request: &Value) -> Result<Value> {
+    /// Asks one request, gives `names` to values of the answer (JSON pointers), and returns the answer masked.
+    /// `<name>` in the request stands for a named value.
+    pub fn ask_named(
+        &mut self,
+        driver: &mut Driver,
+        request: &Value,
+        names: &[(&str, &str)],
+    ) -> Result<Value> {
         let mut request = self.unmasked(request);
         request["to"] = json!(self.address);
-        driver.ask(&request)
+        let mut answer = driver.ask(&request)?;
+        let end = Instant::now() + SETTLE_LIMIT;
+        while is_not_ready(&answer) && Instant::now() < end {
+            std::thread::sleep(Duration::from_millis(50));
+            answer = driver.ask(&request)?;
+        }
+        self.learn_topic_ids(&answer);
+        for (name, pointer) in names {
+            self.name(name, answer.pointer(pointer).unwrap_or(&Value::Null));
+        }
+        Ok(self.masked(&answer))
     }
 
     fn learn_topic_ids(&mut self, answer: &Value) {
@@ -149,10 +161,13 @@ impl Side {
             if text == host || text == "localhost" {
                 return Some("<host>".to_owned());
             }
+            if text.contains(&self.address) {
+                return Some(text.replace(&self.address, "<address>"));
+            }
             let named = self.names.iter().find(|(_, value)| *value == text);
             named.map(|(name, _)| format!("<{name}>"))
         });
-        mask_ports(&mut masked, port);
+        mask_fields(&mut masked, port);
         masked
     }
 }
@@ -219,10 +234,7 @@ fn compare(step: &str, path: String, left: &Value, right: &Value, found: &mut Ve
     };
     match (left, right) {
         (Value::Object(left), Value::Object(right)) => by_key(step, &path, left, right, found),
-        (Value::Array(left), Value::Array(right)) => match (keyed(left), keyed(right)) {
-            (Some(left), Some(right)) => by_key(step, &path, &left, &right, found),
-            _ => differ(Value::from(left.clone()).to_string(), Value::from(right.clone()).to_string()),
-        },
+        (Value::Array(left), Value::Array(right)) => by_key(step, &path, &keyed(left), &keyed(right), found),
         (Value::String(_), Value::String(_)) if path.to_lowercase().ends_with("errormessage") => {}
         (left, right) if left == right => {}
         (left, right) => differ(left.to_string(), right.to_string()),
@@ -254,21 +266,21 @@ fn by_key(
     }
 }
 
-/// The elements of an array by their natural key; by position where they have none; None where keys repeat.
-fn keyed(elements: &[Value]) -> Option<Map<String, Value>> {
-    let mut keyed = Map::new();
-    for (index, element) in elements.iter().enumerate() {
-        let natural = KEY_FIELDS.iter().find_map(|field| element.get(field).filter(|key| !key.is_null()));
-        let key = match natural {
-            Some(Value::String(text)) => format!("[{text}]"),
-            Some(key) => format!("[{key}]"),
-            None => format!("[{index}]"),
-        };
-        if keyed.insert(key, element.clone()).is_some() {
-            return None;
-        }
-    }
-    Some(keyed)
+/// The elements of an array by their natural key; by position where they have none or keys repeat.
+fn keyed(elements: &[Value]) -> Map<String, Value> {
+    let natural = |element: &Value| {
+        let key = KEY_FIELDS.iter().find_map(|field| element.get(field).filter(|key| !key.is_null()))?;
+        Some(key.as_str().map_or_else(|| key.to_string(), str::to_owned))
+    };
+    let keys: BTreeSet<String> = elements.iter().filter_map(natural).collect();
+    let distinct = keys.len() == elements.len();
+    let name =
+        |index: usize, element: &Value| natural(element).filter(|_| distinct).unwrap_or(index.to_string());
+    elements
+        .iter()
+        .enumerate()
+        .map(|(i, element)| (format!("[{}]", name(i, element)), element.clone()))
+        .collect()
 }
 
 fn mapped(value: &Value, text: &dyn Fn(&str) -> Option<String>) -> Value {
@@ -282,19 +294,35 @@ fn mapped(value: &Value, text: &dyn Fn(&str) -> Option<String>) -> Value {
     }
 }
 
-fn mask_ports(value: &mut Value, port: &str) {
+/// Masks what differs between any two brokers: the port, the data folder, counters of the whole cluster's life.
+fn mask_fields(value: &mut Value, port: &str) {
     match value {
-        Value::Array(elements) => elements.iter_mut().for_each(|element| mask_ports(element, port)),
+        Value::Array(elements) => elements.iter_mut().for_each(|element| mask_fields(element, port)),
         Value::Object(fields) => {
             for (name, field) in fields {
-                if name == "port" && field.to_string() == port {
-                    *field = json!("<port>");
-                } else {
-                    mask_ports(field, port);
+                match name.as_str() {
+                    "port" if field.to_string() == port => *field = json!("<port>"),
+                    "logDir" => *field = json!("<folder>"),
+                    "finalizedFeaturesEpoch" | "totalBytes" | "usableBytes" => {
+                        *field = json!(field.is_number())
+                    }
+                    _ => mask_fields(field, port),
                 }
             }
         }
         _ => {}
+    }
+}
+
+/// True for an answer that only asks the client to come again: a coordinator that loads or is not there yet.
+fn is_not_ready(answer: &Value) -> bool {
+    match answer {
+        Value::Array(elements) => elements.iter().any(is_not_ready),
+        Value::Object(fields) => fields.iter().any(|(name, field)| match field.as_i64() {
+            Some(code) => name == "errorCode" && (14..=16).contains(&code),
+            None => is_not_ready(field),
+        }),
+        _ => false,
     }
 }
 
@@ -305,6 +333,8 @@ fn matches(pattern: &str, text: &str) -> bool {
     rest.is_empty() || (0..=text.len()).any(|at| text.is_char_boundary(at) && matches(rest, &text[at..]))
 }
 
+/// How long a coordinator may take to be there.
+const SETTLE_LIMIT: Duration = Duration::from_secs(10);
 const ZERO_ID: &str = "AAAAAAAAAAAAAAAAAAAAAA";
 
 /// What names an element of an array, the first that it has.

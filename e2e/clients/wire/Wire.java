@@ -1,7 +1,8 @@
 // A raw Kafka client that reads requests as JSON and prints answers as JSON, every field, in the form of the Java
 // client's own message converters. One line in, one line out:
 //   {"to": "HOST:PORT", "api": "METADATA", "version": 12, "body": {...}}
-//   {"ok": {...}} or {"closed": "why"} when the connection ended instead of an answer
+//   {"ok": {...}}, {"closed": "why"} when the connection ended instead of an answer, {"invalid": "why"} when the
+//   request or the answer is not what the Java client calls a message
 // "raw": HEX instead of "body" sends these bytes as the body. A connection per address and "on" name is kept.
 // {"to", "version", "produce": {"topic", "partition", "count", ...}} sends that many records as one batch; see batch().
 // {"ranges": true} prints the version range of every API that Kafka's Java client knows.
@@ -72,6 +73,8 @@ public class Wire {
                 socket.close();
             }
             answer.put("closed", error.getClass().getSimpleName());
+        } catch (RuntimeException error) {
+            answer.put("invalid", error.getMessage() + ": " + error.getCause());
         }
         return answer;
     }
