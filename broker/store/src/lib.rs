@@ -3,6 +3,10 @@
 //! Both speak bytes, positions and versions, never Kafka. The segment implementations stand at the
 //! top level, those of the metadata store in [`meta`].
 
+#[cfg(test)]
+mod conformance;
+#[cfg(test)]
+mod crash;
 mod data_dir;
 mod dice;
 mod error;

@@ -32,6 +32,7 @@ enum State {
 }
 
 /// The right to move the end of the file; appends wait for each other here.
+#[derive(Debug)]
 pub(crate) struct Tail<'a> {
     gate: &'a Gate,
     state: MutexGuard<'a, State>,
@@ -211,4 +212,64 @@ fn within<T>(map: &BTreeMap<StorePath, T>, path: &StorePath) -> Vec<StorePath> {
     let range = (Bound::Included(below.as_str()), Bound::Unbounded);
     let children = map.range::<str, _>(range).map(|(p, _)| p).take_while(|p| p.as_str().starts_with(&below));
     map.get_key_value(path).map(|(p, _)| p).into_iter().chain(children).cloned().collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_failed_sync_is_never_believed_again() {
+        let gate = Gate::new(0, 0);
+        gate.tail().unwrap().advance(10);
+        assert_eq!(gate.sync(|_| Ok::<(), ()>(())), Ok(10));
+        gate.tail().unwrap().advance(20);
+        let failed = StoreError::SyncFailed { durable: 10 };
+        assert_eq!(gate.sync(|_| Err(())), Err(failed.clone()));
+        assert_eq!(
+            gate.sync(|_| -> Result<(), ()> { panic!("a second fdatasync would succeed") }),
+            Err(failed.clone())
+        );
+        assert_eq!(gate.tail().err(), Some(failed.clone()));
+        assert_eq!(gate.seal(), Err(failed));
+        assert_eq!((gate.durable(), gate.end()), (10, 20));
+    }
+
+    #[test]
+    fn what_is_appended_during_a_sync_is_not_covered_by_it() {
+        let gate = Gate::new(0, 0);
+        gate.tail().unwrap().advance(10);
+        let synced = gate.sync(|end| {
+            assert_eq!(end, 10);
+            gate.tail().unwrap().advance(20);
+            Ok::<(), ()>(())
+        });
+        assert_eq!(synced, Ok(10));
+        assert_eq!(gate.durable(), 10);
+        assert!(gate.seal().is_err(), "the last bytes are not durable");
+        assert_eq!(gate.sync(|_| Ok::<(), ()>(())), Ok(20));
+        assert_eq!(gate.seal(), Ok(()));
+    }
+
+    #[test]
+    fn a_sync_that_was_overtaken_by_a_fence_reports_nothing_durable() {
+        let gate = Gate::new(0, 0);
+        gate.tail().unwrap().advance(10);
+        let synced = gate.sync(|_| {
+            gate.fence();
+            Ok::<(), ()>(())
+        });
+        assert_eq!(synced, Err(StoreError::Fenced));
+        assert_eq!(gate.durable(), 0);
+    }
+
+    #[test]
+    fn a_synced_file_is_not_synced_again() {
+        let gate = Gate::new(7, 0);
+        let mut syncs = 0;
+        for _ in 0..3 {
+            gate.sync(|_| Ok::<(), ()>(syncs += 1)).unwrap();
+        }
+        assert_eq!(syncs, 1, "what a resumed file holds is not known to be durable");
+    }
 }
