@@ -187,9 +187,9 @@ impl World {
         self.asks.extend(due);
         match self.rng.below(20) {
             0..=6 => self.produce(),
-            7..=9 => self.deliver(),
-            10..=11 => self.answer(),
-            12 => self.rebalance(),
+            7..=8 => self.deliver(),
+            9..=10 => self.answer(),
+            11..=12 => self.rebalance(),
             13..=16 => self.read(),
             17 => self.crash_reader(),
             18 if self.rng.one_in(3) => self.replace_coordinator(),
