@@ -99,6 +99,13 @@ impl ClientTls {
             client_config(ca, Some((&files.cert, &files.key)), &alpn)
         })
     }
+
+    /// Trusts `ca` and shows no certificate.
+    pub fn anonymous(ca: &Path, alpn: &[&[u8]]) -> Result<Arc<ClientTls>, TlsError> {
+        let alpn: Vec<Vec<u8>> = alpn.iter().map(|name| name.to_vec()).collect();
+        let ca = ca.to_owned();
+        Reloading::new(vec![ca.clone()], move || client_config(&ca, None, &alpn))
+    }
 }
 
 impl<C: Send + Sync + 'static> Reloading<C> {

@@ -139,17 +139,17 @@ pub struct Server {
     #[arg(long, value_name = "HOST:PORT", env = "SEALANE_SERVER", default_value = "127.0.0.1:9092")]
     pub server: String,
     /// The Kafka address speaks TLS
-    #[arg(long, requires = "ca")]
+    #[arg(long, requires = "tls_ca")]
     pub tls: bool,
     /// PEM file with the certificates that sign the servers' ones
     #[arg(long, value_name = "FILE")]
-    pub ca: Option<PathBuf>,
+    pub tls_ca: Option<PathBuf>,
     /// PEM file with the own certificate
-    #[arg(long, value_name = "FILE", requires = "key")]
-    pub cert: Option<PathBuf>,
+    #[arg(long, value_name = "FILE", requires = "tls_key")]
+    pub tls_cert: Option<PathBuf>,
     /// PEM file with its private key
-    #[arg(long, value_name = "FILE", requires = "cert")]
-    pub key: Option<PathBuf>,
+    #[arg(long, value_name = "FILE", requires = "tls_cert")]
+    pub tls_key: Option<PathBuf>,
 }
 
 #[derive(Clone, Copy, Debug, Args)]

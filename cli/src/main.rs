@@ -1,2 +1,71 @@
 //! The one binary: a subcommand per service, and the commands of a person.
-fn main() {}
+//!
+//! Owns the order of things: arguments, log, runtime, command, one line for an error, exit code (0
+//! done, 1 failed, 2 wrong arguments).
+
+mod advice;
+mod args;
+mod consume {
+    pub mod assignor;
+    pub mod format;
+}
+mod group;
+mod lane;
+mod local {
+    pub mod plan;
+}
+mod mirror_status;
+mod output;
+mod region;
+mod topic;
+
+use std::process::ExitCode;
+
+use clap::Parser as _;
+
+use crate::args::{Cli, Command, Mirror};
+
+fn main() -> ExitCode {
+    let cli = Cli::parse();
+    match run(cli) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) if is_closed_pipe(&error) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("sealane: {}", advice::line(&error));
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run(cli: Cli) -> anyhow::Result<()> {
+    let levels = cli.log.clone().unwrap_or_else(|| default_levels(&cli.command).to_owned());
+    chassis::telemetry::init(&levels, cli.log_format.into())?;
+    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
+    let result = runtime.block_on(dispatch(cli.command));
+    // What is blocked in a read of standard input must not hold the end up.
+    runtime.shutdown_background();
+    result
+}
+
+async fn dispatch(command: Command) -> anyhow::Result<()> {
+    match command {
+        Command::Lane(command) => lane::run(command).await,
+        Command::Topic(command) => topic::run(command).await,
+        Command::Group(command) => group::run(command).await,
+        _ => Ok(()),
+    }
+}
+
+fn default_levels(command: &Command) -> &'static str {
+    match command {
+        Command::Broker(_) | Command::LaneRouter(_) => "info",
+        Command::Mirror(mirror) if mirror.command.is_none() => "info",
+        _ => "warn",
+    }
+}
+
+/// `sealane consume t | head` ends well.
+fn is_closed_pipe(error: &anyhow::Error) -> bool {
+    let io = error.chain().find_map(|cause| cause.downcast_ref::<std::io::Error>());
+    io.is_some_and(|error| error.kind() == std::io::ErrorKind::BrokenPipe)
+}
