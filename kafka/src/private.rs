@@ -249,6 +249,10 @@ pub enum AppendOutcome {
     Gap {
         next: Offset,
     },
+    /// Begins below `next` and ends above it: fenced, nothing was applied.
+    Overlap {
+        next: Offset,
+    },
     /// Neither applied nor refused for its position: an operator decides.
     Faulted {
         reason: String,
@@ -767,6 +771,7 @@ impl Message for AppendOutcome {
             AppendOutcome::Applied { next } => (0, next),
             AppendOutcome::Duplicate { next } => (1, next),
             AppendOutcome::Gap { next } => (2, next),
+            AppendOutcome::Overlap { next } => (5, next),
             AppendOutcome::Faulted { reason } => {
                 out.put_u8(3);
                 return out.text(reason);
@@ -788,6 +793,7 @@ impl Message for AppendOutcome {
             2 => AppendOutcome::Gap { next: take_offset(from, "next")? },
             3 => AppendOutcome::Faulted { reason: from.text("reason")? },
             4 => AppendOutcome::Failed { code: take_error(from)?, reason: from.text("reason")? },
+            5 => AppendOutcome::Overlap { next: take_offset(from, "next")? },
             _ => return Err(WireError::Value("append outcome")),
         })
     }
@@ -1037,6 +1043,7 @@ mod tests {
             offset().prop_map(|next| AppendOutcome::Applied { next }),
             offset().prop_map(|next| AppendOutcome::Duplicate { next }),
             offset().prop_map(|next| AppendOutcome::Gap { next }),
+            offset().prop_map(|next| AppendOutcome::Overlap { next }),
             ".{0,9}".prop_map(|reason| AppendOutcome::Faulted { reason }),
             ".{0,9}".prop_map(|reason| AppendOutcome::Failed { code: ErrorCode::UnknownTopicId, reason }),
         ]

@@ -1,1 +1,7 @@
-//! Links between regions over QUIC: what the peer lacks is sent, what it sends is applied once.
+//! Links between regions: what the peer lacks is sent, what it sends is applied once.
+//!
+//! `link` and `policy` decide and are pure; `quic` carries frames (the only file that knows quinn);
+//! `source` and `sink` speak to the brokers of the own region. A mirror keeps nothing on disk: the
+//! receiver's log is the checkpoint.
+
+pub mod link;
