@@ -271,7 +271,7 @@ mod segment {
                 let mut seen = 0;
                 while seen < 3 * 60 * 100 {
                     let found = read(&reader);
-                    assert!(found.len() >= seen && found.len() % 100 == 0);
+                    assert!(found.len() >= seen && found.len().is_multiple_of(100));
                     assert!(found.chunks(100).all(|chunk| chunk.iter().all(|byte| *byte == chunk[0])));
                     seen = found.len();
                 }

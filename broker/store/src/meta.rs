@@ -23,35 +23,33 @@ pub use watch::Watch;
 
 use crate::StoreError;
 
+/// What a call of a [`MetaStore`] comes to.
+pub type Answer<'a, T> = BoxFuture<'a, Result<T, MetaError>>;
+
 /// Values by key. Every write is guarded by what the writer believes to be there.
 pub trait MetaStore: Send + Sync {
     /// The value of a key and the version of the write that set it.
-    fn get<'a>(&'a self, key: &'a str) -> BoxFuture<'a, Result<Option<(Vec<u8>, Version)>, MetaError>>;
+    fn get<'a>(&'a self, key: &'a str) -> Answer<'a, Option<(Vec<u8>, Version)>>;
 
     /// Writes if the key's version is `expected` (`None`: if the key does not exist) and returns the
     /// new version. Durable when it returns. [`MetaError::Conflict`] names what is there instead.
-    fn put_if<'a>(
-        &'a self,
-        key: &'a str,
-        value: Vec<u8>,
-        expected: Option<Version>,
-    ) -> BoxFuture<'a, Result<Version, MetaError>>;
+    fn put_if<'a>(&'a self, key: &'a str, value: Vec<u8>, expected: Option<Version>) -> Answer<'a, Version>;
 
     /// Deletes if the key's version is `expected`.
-    fn delete_if<'a>(&'a self, key: &'a str, expected: Version) -> BoxFuture<'a, Result<(), MetaError>>;
+    fn delete_if<'a>(&'a self, key: &'a str, expected: Version) -> Answer<'a, ()>;
 
     /// Everything whose key begins with `prefix`, by key, as of one moment.
-    fn list<'a>(&'a self, prefix: &'a str) -> BoxFuture<'a, Result<Vec<Item>, MetaError>>;
+    fn list<'a>(&'a self, prefix: &'a str) -> Answer<'a, Vec<Item>>;
 
     /// Every later write below `prefix`, in order. To follow a state: watch, then list, then apply the
     /// changes whose version is higher than the item's.
-    fn watch<'a>(&'a self, prefix: &'a str) -> BoxFuture<'a, Result<Watch, MetaError>>;
+    fn watch<'a>(&'a self, prefix: &'a str) -> Answer<'a, Watch>;
 
     /// A lease of the caller's own. Embedded stores have one user and never take it away.
-    fn lease(&self, ttl: Duration) -> BoxFuture<'_, Result<Lease, MetaError>>;
+    fn lease(&self, ttl: Duration) -> Answer<'_, Lease>;
 
     /// The version of the latest write of the whole store.
-    fn version(&self) -> BoxFuture<'_, Result<Version, MetaError>>;
+    fn version(&self) -> Answer<'_, Version>;
 }
 
 /// A moment in the life of one store.
@@ -166,36 +164,31 @@ impl Lease {
 }
 
 impl<M: MetaStore + ?Sized> MetaStore for Arc<M> {
-    fn get<'a>(&'a self, key: &'a str) -> BoxFuture<'a, Result<Option<(Vec<u8>, Version)>, MetaError>> {
+    fn get<'a>(&'a self, key: &'a str) -> Answer<'a, Option<(Vec<u8>, Version)>> {
         (**self).get(key)
     }
 
-    fn put_if<'a>(
-        &'a self,
-        key: &'a str,
-        value: Vec<u8>,
-        expected: Option<Version>,
-    ) -> BoxFuture<'a, Result<Version, MetaError>> {
+    fn put_if<'a>(&'a self, key: &'a str, value: Vec<u8>, expected: Option<Version>) -> Answer<'a, Version> {
         (**self).put_if(key, value, expected)
     }
 
-    fn delete_if<'a>(&'a self, key: &'a str, expected: Version) -> BoxFuture<'a, Result<(), MetaError>> {
+    fn delete_if<'a>(&'a self, key: &'a str, expected: Version) -> Answer<'a, ()> {
         (**self).delete_if(key, expected)
     }
 
-    fn list<'a>(&'a self, prefix: &'a str) -> BoxFuture<'a, Result<Vec<Item>, MetaError>> {
+    fn list<'a>(&'a self, prefix: &'a str) -> Answer<'a, Vec<Item>> {
         (**self).list(prefix)
     }
 
-    fn watch<'a>(&'a self, prefix: &'a str) -> BoxFuture<'a, Result<Watch, MetaError>> {
+    fn watch<'a>(&'a self, prefix: &'a str) -> Answer<'a, Watch> {
         (**self).watch(prefix)
     }
 
-    fn lease(&self, ttl: Duration) -> BoxFuture<'_, Result<Lease, MetaError>> {
+    fn lease(&self, ttl: Duration) -> Answer<'_, Lease> {
         (**self).lease(ttl)
     }
 
-    fn version(&self) -> BoxFuture<'_, Result<Version, MetaError>> {
+    fn version(&self) -> Answer<'_, Version> {
         (**self).version()
     }
 }

@@ -3,6 +3,9 @@
 //! The test starts itself as the child, reads what the child reports, kills it with SIGKILL and opens
 //! the same directory. Each run prints its seed and what was at stake.
 
+// Helpers of tests count as tests.
+#![allow(clippy::unwrap_used, clippy::expect_used)]
+
 use std::io::{BufRead, BufReader, IoSlice, Write};
 use std::path::Path;
 use std::process::{Command, Stdio};

@@ -18,14 +18,13 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use futures_util::future::BoxFuture;
 use parking_lot::Mutex;
 
 use super::table::Table;
 use super::watch::Watchers;
 use super::{
-    Change, Item, KEY_BYTES_MAX, Lease, MetaError, MetaStore, VALUE_BYTES_MAX, Version, Watch, check_key,
-    check_value,
+    Answer, Change, Item, KEY_BYTES_MAX, Lease, MetaError, MetaStore, VALUE_BYTES_MAX, Version, Watch,
+    check_key, check_value,
 };
 use crate::StoreError;
 use crate::data_dir::{make_dirs, sync_dir};
@@ -83,19 +82,14 @@ impl Inner {
 }
 
 impl MetaStore for File {
-    fn get<'a>(&'a self, key: &'a str) -> BoxFuture<'a, Result<Option<(Vec<u8>, Version)>, MetaError>> {
+    fn get<'a>(&'a self, key: &'a str) -> Answer<'a, Option<(Vec<u8>, Version)>> {
         Box::pin(async move {
             check_key(key)?;
             Ok(self.inner.table.lock().get(key))
         })
     }
 
-    fn put_if<'a>(
-        &'a self,
-        key: &'a str,
-        value: Vec<u8>,
-        expected: Option<Version>,
-    ) -> BoxFuture<'a, Result<Version, MetaError>> {
+    fn put_if<'a>(&'a self, key: &'a str, value: Vec<u8>, expected: Option<Version>) -> Answer<'a, Version> {
         Box::pin(async move {
             check_key(key)?;
             check_value(&value)?;
@@ -104,7 +98,7 @@ impl MetaStore for File {
         })
     }
 
-    fn delete_if<'a>(&'a self, key: &'a str, expected: Version) -> BoxFuture<'a, Result<(), MetaError>> {
+    fn delete_if<'a>(&'a self, key: &'a str, expected: Version) -> Answer<'a, ()> {
         Box::pin(async move {
             check_key(key)?;
             let key = key.to_owned();
@@ -112,19 +106,19 @@ impl MetaStore for File {
         })
     }
 
-    fn list<'a>(&'a self, prefix: &'a str) -> BoxFuture<'a, Result<Vec<Item>, MetaError>> {
+    fn list<'a>(&'a self, prefix: &'a str) -> Answer<'a, Vec<Item>> {
         Box::pin(async move { Ok(self.inner.table.lock().list(prefix)) })
     }
 
-    fn watch<'a>(&'a self, prefix: &'a str) -> BoxFuture<'a, Result<Watch, MetaError>> {
+    fn watch<'a>(&'a self, prefix: &'a str) -> Answer<'a, Watch> {
         Box::pin(async move { Ok(self.inner.watchers.add(prefix)) })
     }
 
-    fn lease(&self, _ttl: Duration) -> BoxFuture<'_, Result<Lease, MetaError>> {
+    fn lease(&self, _ttl: Duration) -> Answer<'_, Lease> {
         Box::pin(async move { Ok(Lease::new()) })
     }
 
-    fn version(&self) -> BoxFuture<'_, Result<Version, MetaError>> {
+    fn version(&self) -> Answer<'_, Version> {
         Box::pin(async move { Ok(self.inner.table.lock().version()) })
     }
 }

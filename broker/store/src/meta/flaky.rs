@@ -6,11 +6,10 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use futures_util::future::BoxFuture;
 use parking_lot::Mutex;
 
 use super::watch::WatchHandle;
-use super::{Item, Lease, MetaError, MetaStore, Version, Watch};
+use super::{Answer, Item, Lease, MetaError, MetaStore, Version, Watch};
 use crate::dice::Dice;
 
 /// How often things go wrong by themselves. The default is never.
@@ -95,19 +94,14 @@ impl<M: MetaStore> Flaky<M> {
 }
 
 impl<M: MetaStore> MetaStore for Flaky<M> {
-    fn get<'a>(&'a self, key: &'a str) -> BoxFuture<'a, Result<Option<(Vec<u8>, Version)>, MetaError>> {
+    fn get<'a>(&'a self, key: &'a str) -> Answer<'a, Option<(Vec<u8>, Version)>> {
         Box::pin(async move {
             self.disturb().await?;
             self.inner.get(key).await
         })
     }
 
-    fn put_if<'a>(
-        &'a self,
-        key: &'a str,
-        value: Vec<u8>,
-        expected: Option<Version>,
-    ) -> BoxFuture<'a, Result<Version, MetaError>> {
+    fn put_if<'a>(&'a self, key: &'a str, value: Vec<u8>, expected: Option<Version>) -> Answer<'a, Version> {
         Box::pin(async move {
             self.disturb().await?;
             let version = self.inner.put_if(key, value, expected).await?;
@@ -115,7 +109,7 @@ impl<M: MetaStore> MetaStore for Flaky<M> {
         })
     }
 
-    fn delete_if<'a>(&'a self, key: &'a str, expected: Version) -> BoxFuture<'a, Result<(), MetaError>> {
+    fn delete_if<'a>(&'a self, key: &'a str, expected: Version) -> Answer<'a, ()> {
         Box::pin(async move {
             self.disturb().await?;
             self.inner.delete_if(key, expected).await?;
@@ -123,14 +117,14 @@ impl<M: MetaStore> MetaStore for Flaky<M> {
         })
     }
 
-    fn list<'a>(&'a self, prefix: &'a str) -> BoxFuture<'a, Result<Vec<Item>, MetaError>> {
+    fn list<'a>(&'a self, prefix: &'a str) -> Answer<'a, Vec<Item>> {
         Box::pin(async move {
             self.disturb().await?;
             self.inner.list(prefix).await
         })
     }
 
-    fn watch<'a>(&'a self, prefix: &'a str) -> BoxFuture<'a, Result<Watch, MetaError>> {
+    fn watch<'a>(&'a self, prefix: &'a str) -> Answer<'a, Watch> {
         Box::pin(async move {
             self.disturb().await?;
             let watch = self.inner.watch(prefix).await?;
@@ -139,7 +133,7 @@ impl<M: MetaStore> MetaStore for Flaky<M> {
         })
     }
 
-    fn lease(&self, ttl: Duration) -> BoxFuture<'_, Result<Lease, MetaError>> {
+    fn lease(&self, ttl: Duration) -> Answer<'_, Lease> {
         Box::pin(async move {
             self.disturb().await?;
             let lease = self.inner.lease(ttl).await?;
@@ -150,7 +144,7 @@ impl<M: MetaStore> MetaStore for Flaky<M> {
         })
     }
 
-    fn version(&self) -> BoxFuture<'_, Result<Version, MetaError>> {
+    fn version(&self) -> Answer<'_, Version> {
         Box::pin(async move {
             self.disturb().await?;
             self.inner.version().await

@@ -268,7 +268,11 @@ mod tests {
         let gate = Gate::new(7, 0);
         let mut syncs = 0;
         for _ in 0..3 {
-            gate.sync(|_| Ok::<(), ()>(syncs += 1)).unwrap();
+            gate.sync(|_| {
+                syncs += 1;
+                Ok::<(), ()>(())
+            })
+            .unwrap();
         }
         assert_eq!(syncs, 1, "what a resumed file holds is not known to be durable");
     }
