@@ -4,4 +4,6 @@
 //! `source` and `sink` speak to the brokers of the own region. A mirror keeps nothing on disk: the
 //! receiver's log is the checkpoint.
 
+pub mod config;
 pub mod link;
+pub mod policy;
