@@ -177,8 +177,8 @@ def mirror_marker(value):
         raise Broken(f"mirror marker of version {version}")
     marker = {"origin": c.uuid(), "incarnation": c.uuid()}
     marker["epoch"], marker["first"], marker["next"] = c.take("iqq")
-    marker["batches"] = [c.take("iq") for _ in range(c.take("i"))]
     marker["bytes"], marker["crc"] = c.take("QI")
+    marker["batches"] = [c.take("iq") for _ in range(c.take("i"))]
     return marker
 
 

@@ -6,6 +6,7 @@
 
 use std::io::{BufRead, BufReader, Write};
 use std::process::{Child, Command, Stdio};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex};
 use std::time::{Duration, Instant};
 
@@ -176,9 +177,10 @@ impl Library {
     ) -> Result<Vec<Record>> {
         let count_text = count.to_string();
         let mut all = vec!["--count", &count_text, "--seconds", "110"];
-        // kafkajs cannot read outside a group.
-        if self == Library::Kafkajs && !options.contains(&"--group") {
-            all.extend(["--group", "kafkajs"]);
+        // kafkajs cannot read outside of a group, kafka-go then reads one partition only.
+        let group = fresh_group();
+        if matches!(self, Library::Kafkajs | Library::KafkaGo) && !options.contains(&"--group") {
+            all.extend(["--group", &group]);
         }
         all.extend(options);
         let mut consumer = self.start("consume", bootstrap, topic, &all)?;
@@ -370,7 +372,11 @@ impl Running {
 
     pub fn records(&self) -> Vec<Record> {
         let lines = self.lines();
-        lines.iter().filter(|line| line.get("v").is_some()).filter_map(|line| Record::from_line(line).ok()).collect()
+        lines
+            .iter()
+            .filter(|line| line.get("v").is_some())
+            .filter_map(|line| Record::from_line(line).ok())
+            .collect()
     }
 
     pub fn acks(&self) -> Vec<Ack> {
@@ -409,6 +415,12 @@ impl Said {
         change(&mut self.state.lock().expect("no reader panics"));
         self.changed.notify_all();
     }
+}
+
+/// A group that nobody has used before.
+fn fresh_group() -> String {
+    static NUMBER: AtomicU64 = AtomicU64::new(0);
+    format!("e2e-{}-{}", std::process::id(), NUMBER.fetch_add(1, Ordering::Relaxed))
 }
 
 fn ack_of(line: &Value) -> Option<Ack> {

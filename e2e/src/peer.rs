@@ -84,6 +84,11 @@ impl Peer {
 
     /// Stops it with SIGTERM and waits for its end.
     pub fn stop(mut self) -> Result<()> {
+        self.stop_and_keep()
+    }
+
+    /// As [`Peer::stop`], but its data stays for as long as this value lives.
+    pub fn stop_and_keep(&mut self) -> Result<()> {
         kill_process(Pid::from_child(&self.child), Signal::TERM)?;
         let begin = Instant::now();
         while self.child.try_wait()?.is_none() {

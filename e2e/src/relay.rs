@@ -3,8 +3,8 @@
 //! The faults of a network, without root and without touching the machine. Loss is by seed. A cut refuses new
 //! TCP connections and breaks those that stand; UDP datagrams vanish. Owns its threads: dropping it ends them.
 
-use std::collections::{BinaryHeap, HashMap};
 use std::cmp::Reverse;
+use std::collections::{BinaryHeap, HashMap};
 use std::io::{Read, Write};
 use std::net::{Ipv4Addr, Shutdown, SocketAddr, TcpListener, TcpStream, UdpSocket};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -133,7 +133,9 @@ fn pump(mut from: TcpStream, mut to: TcpStream, faults: &Faults, stop: &AtomicBo
         let read = match from.read(&mut buffer) {
             Ok(0) => break,
             Ok(read) => read,
-            Err(error) if matches!(error.kind(), std::io::ErrorKind::WouldBlock | std::io::ErrorKind::TimedOut) => {
+            Err(error)
+                if matches!(error.kind(), std::io::ErrorKind::WouldBlock | std::io::ErrorKind::TimedOut) =>
+            {
                 continue;
             }
             Err(_) => break,

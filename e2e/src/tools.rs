@@ -54,7 +54,11 @@ pub fn go_clients() -> Result<PathBuf> {
         let home = installed("go", &files, |home| {
             program("go", "golang-go")?;
             let mut build = Command::new("go");
-            build.current_dir(&source).args(["build", "-mod=readonly", "-o"]).arg(home.join("clients")).arg(".");
+            build
+                .current_dir(&source)
+                .args(["build", "-mod=readonly", "-o"])
+                .arg(home.join("clients"))
+                .arg(".");
             run(&mut build)
         })?;
         Ok(home.join("clients"))
@@ -75,7 +79,12 @@ pub fn node_clients() -> Result<PathBuf> {
             for file in &files {
                 fs::copy(file, home.join(file.file_name().context("a manifest has a name")?))?;
             }
-            run(Command::new("npm").current_dir(home).args(["ci", "--ignore-scripts", "--no-audit", "--no-fund"]))
+            run(Command::new("npm").current_dir(home).args([
+                "ci",
+                "--ignore-scripts",
+                "--no-audit",
+                "--no-fund",
+            ]))
         })
     })
 }

@@ -6,7 +6,7 @@
 
 use std::io::{ErrorKind, Read, Write};
 use std::net::{TcpStream, ToSocketAddrs};
-use std::time::Duration;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use anyhow::{Context, Result, bail, ensure};
 
@@ -300,9 +300,10 @@ impl Default for BatchHead {
     }
 }
 
-/// An uncompressed v2 batch of these records.
+/// An uncompressed v2 batch of these records; one without a timestamp gets the present.
 pub fn batch(records: &[Record], head: BatchHead) -> Vec<u8> {
-    let times: Vec<i64> = records.iter().map(|record| record.timestamp.unwrap_or(1_000)).collect();
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_millis() as i64);
+    let times: Vec<i64> = records.iter().map(|record| record.timestamp.unwrap_or(now)).collect();
     let first = times.first().copied().unwrap_or(-1);
     let mut checked = Put::default();
     checked.i16(head.attributes).i32(records.len() as i32 - 1).i64(first);

@@ -237,18 +237,15 @@ async def aiokafka_produce(args):
 
 
 async def aiokafka_consume(args):
-    from aiokafka import AIOKafkaConsumer, TopicPartition
+    from aiokafka import AIOKafkaConsumer
+    # Named at once and without a group, it reads every partition of the topic.
     consumer = AIOKafkaConsumer(
-        bootstrap_servers=args.bootstrap, client_id=args.client_id, group_id=args.group or None,
+        *([] if args.group else [args.topic]), bootstrap_servers=args.bootstrap, client_id=args.client_id, group_id=args.group or None,
         auto_offset_reset=args.reset, isolation_level=args.isolation, enable_auto_commit=False,
         session_timeout_ms=args.session, group_instance_id=args.instance or None)
     if args.group:
         consumer.subscribe([args.topic])
     await consumer.start()
-    if not args.group:
-        await consumer._client.fetch_all_metadata()
-        partitions = consumer.partitions_for_topic(args.topic)
-        consumer.assign([TopicPartition(args.topic, p) for p in partitions])
     budget = Budget(args)
     ends = {}
     while not budget.over():

@@ -1,0 +1,353 @@
+//! Every client of the list produces and consumes, unmodified: codecs, headers, big records, time lookups, ends.
+//! With `SEALANE_E2E_TARGET=kafka` the same scenarios run against Apache Kafka, which is how they were made.
+
+use std::collections::BTreeMap;
+use std::io::Write;
+use std::process::{Command, Stdio};
+
+use anyhow::{Context, Result, ensure};
+use e2e::clients::{Library, Record};
+use e2e::server::Server;
+use e2e::wire::{BatchHead, Conn, FetchPlan, batch, batches};
+use e2e::{logread, peer, tools};
+
+const PARTITIONS: i32 = 3;
+
+#[test]
+fn what_any_client_writes_with_any_codec_every_client_reads() -> Result<()> {
+    let mut server = Server::start()?;
+    Conn::open(server.bootstrap())?.create_topic("t", PARTITIONS, &[])?;
+    let mut written = BTreeMap::new();
+    for library in Library::ALL {
+        for codec in library.codecs() {
+            let records: Vec<Record> = (0..12)
+                .map(|n| {
+                    Record::numbered(&format!("{}-{codec}-", library.name()), n)
+                        .partition(n as i32 % PARTITIONS)
+                })
+                .collect();
+            let options = ["--codec", codec, "--linger", "20"];
+            let places = library.produce_all(&server.bootstrap(), "t", &records, &options)?;
+            for (place, record) in places.into_iter().zip(records) {
+                ensure!(written.insert(place, record).is_none(), "two records at {place:?}");
+            }
+        }
+    }
+    for library in Library::ALL {
+        for isolation in ["read_uncommitted", "read_committed"] {
+            let options = ["--isolation", isolation];
+            let read = library.consume(&server.bootstrap(), "t", written.len(), &options)?;
+            same_as_written(library, &written, &read)?;
+        }
+    }
+    if !Server::is_kafka() {
+        let data = server.stop_and_data()?;
+        let log = logread::read(&data, Some("t"))?;
+        let logged: Vec<Record> = log.records.into_iter().map(|logged| logged.record).collect();
+        ensure!(logged.len() == written.len(), "{} records in the log", logged.len());
+    }
+    Ok(())
+}
+
+fn same_as_written(library: Library, written: &BTreeMap<(i32, i64), Record>, read: &[Record]) -> Result<()> {
+    let mut last = BTreeMap::new();
+    ensure!(read.len() == written.len(), "{}: {} of {}", library.name(), read.len(), written.len());
+    for record in read {
+        let (partition, offset) = (record.partition.context("partition")?, record.offset.context("offset")?);
+        let sent = written.get(&(partition, offset)).context("a record that nobody wrote there")?;
+        ensure!(sent.content() == record.content(), "{}: {sent:?} became {record:?}", library.name());
+        let before = last.insert(partition, offset);
+        ensure!(before < Some(offset), "{}: partition {partition} out of order", library.name());
+    }
+    Ok(())
+}
+
+/// The records of regression case C07: null, empty and absent stay three things; headers are a list.
+fn odd_records() -> Vec<Record> {
+    let list: [(&str, Option<&[u8]>); 6] = [
+        ("b", Some(b"1")),
+        ("a", None),
+        ("a", Some(b"")),
+        ("a", Some(b"2")),
+        ("b", Some(b"1")),
+        ("é", Some(b"\xff\x00")),
+    ];
+    let headers: Vec<(String, Option<Vec<u8>>)> =
+        list.iter().map(|(name, value)| (name.to_string(), value.map(<[u8]>::to_vec))).collect();
+    let many = (0..300).map(|n| (format!("h{n}"), Some(n.to_string().into_bytes()))).collect();
+    let value = Some(b"v".to_vec());
+    let record = |key: Option<&[u8]>, value: Option<Vec<u8>>, headers| Record {
+        partition: Some(0),
+        timestamp: Some(1_700_000_000_123),
+        key: key.map(<[u8]>::to_vec),
+        value,
+        headers,
+        ..Record::default()
+    };
+    vec![
+        record(None, value.clone(), headers),
+        record(Some(b""), value.clone(), vec![]),
+        record(Some(b"k"), None, vec![]),
+        record(Some(b"k"), Some(vec![]), vec![]),
+        record(Some(b"k"), value, many),
+    ]
+}
+
+#[test]
+fn header_lists_nulls_and_empties_survive_under_every_codec() -> Result<()> {
+    let mut server = Server::start()?;
+    Conn::open(server.bootstrap())?.create_topic("t", 1, &[])?;
+    let mut sent = Vec::new();
+    for codec in ["none", "gzip", "snappy", "lz4", "zstd"] {
+        Library::Confluent.produce_all(&server.bootstrap(), "t", &odd_records(), &["--codec", codec])?;
+        sent.extend(odd_records());
+    }
+    for library in [Library::Confluent, Library::KafkaPython, Library::Aiokafka, Library::FranzGo] {
+        let read = library.consume(&server.bootstrap(), "t", sent.len(), &[])?;
+        for (one, other) in sent.iter().zip(&read) {
+            ensure!(one.content() == other.content(), "{}: {one:?} became {other:?}", library.name());
+            ensure!(one.timestamp == other.timestamp, "{}: timestamp changed", library.name());
+        }
+    }
+    if !Server::is_kafka() {
+        let data = server.stop_and_data()?;
+        let log = logread::read(&data, Some("t"))?;
+        for (one, other) in sent.iter().zip(&log.records) {
+            ensure!(one.content() == other.record.content(), "the log: {one:?} became {:?}", other.record);
+        }
+    }
+    Ok(())
+}
+
+#[test]
+fn a_record_larger_than_every_fetch_limit_is_still_read() -> Result<()> {
+    let server = Server::start()?;
+    let mut raw = Conn::open(server.bootstrap())?;
+    raw.create_topic("big", 2, &[])?;
+    let big: Vec<u8> = (0..400_000u32).map(|n| b'a' + (n * 7 % 26) as u8).collect();
+    for partition in ["0", "1"] {
+        kcat(&server, &["-P", "-t", "big", "-p", partition], &big)?;
+    }
+    let plan = FetchPlan { max_bytes: 1, partition_max_bytes: 1, ..FetchPlan::now("big", &[(0, 0), (1, 0)]) };
+    let answer = raw.fetch(plan)?;
+    let whole: Vec<_> = answer.iter().filter(|(_, part)| !batches(&part.records).is_empty()).collect();
+    ensure!(!whole.is_empty(), "no partition advances");
+    ensure!(batches(&whole[0].1.records) == vec![(0, 0, 1, 0)], "not one whole batch");
+    ensure!(whole[0].1.records.len() > big.len(), "the batch is cut");
+    let options =
+        ["-C", "-t", "big", "-p", "0", "-o", "beginning", "-e", "-q", "-X", "fetch.message.max.bytes=1024"];
+    let printed = kcat(&server, &options, b"")?;
+    ensure!(printed.trim_end().len() == big.len(), "kcat printed {} bytes", printed.len());
+    Ok(())
+}
+
+#[test]
+fn kcat_of_debian_produces_and_consumes() -> Result<()> {
+    let server = Server::start()?;
+    let lines: String = (0..1_000).map(|n| format!("k{n}:line {n}\n")).collect();
+    kcat(&server, &["-P", "-t", "kcat", "-K:", "-z", "snappy", "-H", "a=1", "-H", "a=2"], lines.as_bytes())?;
+    let options = ["-C", "-t", "kcat", "-o", "beginning", "-e", "-q", "-f", "%k:%s|%h\n"];
+    let printed = kcat(&server, &options, b"")?;
+    let wanted: String = (0..1_000).map(|n| format!("k{n}:line {n}|a=1,a=2\n")).collect();
+    ensure!(printed == wanted, "kcat printed something else:\n{}", &printed[..printed.len().min(300)]);
+    let listed = kcat(&server, &["-L", "-J"], b"")?;
+    ensure!(listed.contains("\"topic\":\"kcat\""), "{listed}");
+    Ok(())
+}
+
+#[test]
+fn offsets_for_times_are_searched_inside_batches() -> Result<()> {
+    let server = Server::start()?;
+    let mut raw = Conn::open(server.bootstrap())?;
+    for codec in ["none", "gzip"] {
+        raw.create_topic(codec, 1, &[("message.timestamp.type", "CreateTime"), ("retention.ms", "-1")])?;
+        let records: Vec<Record> = [1000, 3000, 2000]
+            .into_iter()
+            .enumerate()
+            .map(|(n, time)| Record { timestamp: Some(time), ..Record::numbered("v", n).partition(0) })
+            .collect();
+        let options = ["--linger", "1000", "--codec", codec];
+        Library::KafkaPython.produce_all(&server.bootstrap(), codec, &records, &options)?;
+        let found = batches(&raw.fetch(FetchPlan::now(codec, &[(0, 0)]))?[0].1.records);
+        ensure!(found.len() == 1, "{codec}: not one batch: {found:?}");
+        for (time, wanted) in [(0, 0), (1500, 1), (2500, 1), (3000, 1), (3001, -1)] {
+            let (error, timestamp, offset) = raw.list_offset(codec, 0, time)?;
+            ensure!(error == 0 && offset == wanted, "{codec}, time {time}: offset {offset}, error {error}");
+            ensure!(offset >= 0 || timestamp == -1, "{codec}, time {time}: timestamp {timestamp}");
+        }
+        let times = Library::KafkaPython.start(
+            "times",
+            &server.bootstrap(),
+            codec,
+            &["--times", "0,1500,2500,3000,3001"],
+        );
+        let mut times = times?;
+        times.wait_end(e2e::clients::PATIENCE)?;
+        let offsets: Vec<Option<i64>> = times.lines().iter().map(|line| line["o"].as_i64()).collect();
+        ensure!(offsets == [Some(0), Some(1), Some(1), Some(1), None], "kafka-python: {offsets:?}");
+    }
+    // After a trim no answer lies below the log start.
+    delete_records(&server, "none", 1)?;
+    for time in [0, 1500] {
+        ensure!(raw.list_offset("none", 0, time)?.2 == 1, "an answer below the log start");
+    }
+    Ok(())
+}
+
+fn delete_records(server: &Server, topic: &str, offset: i64) -> Result<()> {
+    let mut file = tempfile::NamedTempFile::new()?;
+    write!(
+        file,
+        "{{\"partitions\":[{{\"topic\":\"{topic}\",\"partition\":0,\"offset\":{offset}}}],\"version\":1}}"
+    )?;
+    let path = file.path().to_string_lossy().into_owned();
+    server.run_tool("org.apache.kafka.tools.DeleteRecordsCommand", &["--offset-json-file", &path])?;
+    Ok(())
+}
+
+#[test]
+fn every_client_reaches_the_high_watermark() -> Result<()> {
+    let server = Server::start()?;
+    let mut raw = Conn::open(server.bootstrap())?;
+    raw.create_topic("t", 1, &[])?;
+    for n in 0..20 {
+        let record = Record::numbered("v", n);
+        ensure!(raw.produce("t", 0, &batch(&[record], BatchHead::default()))? == (0, n as i64));
+    }
+    for library in Library::ALL {
+        let group = format!("end-{}", library.name());
+        let options = ["--group", &group, "--commit", "--isolation", "read_committed"];
+        let (records, ends) = library.read_to_end(&server.bootstrap(), "t", &options)?;
+        ensure!(records.len() == 20, "{}: {} records", library.name(), records.len());
+        ensure!(ends == [(0, 20, 20)], "{}: {ends:?}", library.name());
+    }
+    Ok(())
+}
+
+#[test]
+fn the_console_and_verifiable_tools_of_kafka_work() -> Result<()> {
+    let mut server = Server::start()?;
+    let lines: String = (0..200).map(|n| format!("k{n}\tv{n}\n")).collect();
+    let mut producer = server.tool(
+        "org.apache.kafka.tools.ConsoleProducer",
+        &["--topic", "console", "--reader-property", "parse.key=true", "--compression-codec", "zstd"],
+    )?;
+    fed(&mut producer, lines.as_bytes())?;
+    let printed = server.run_tool(
+        "org.apache.kafka.tools.consumer.ConsoleConsumer",
+        &[
+            "--topic",
+            "console",
+            "--from-beginning",
+            "--max-messages",
+            "200",
+            "--formatter-property",
+            "print.key=true",
+        ],
+    )?;
+    ensure!(printed == lines, "the console consumer printed {} bytes of {}", printed.len(), lines.len());
+
+    let verified = server.run_tool(
+        "org.apache.kafka.tools.VerifiableProducer",
+        &["--topic", "verifiable", "--max-messages", "500", "--acks", "-1"],
+    )?;
+    ensure!(verified.matches("producer_send_success").count() == 500, "{verified}");
+    let consumed = server.run_tool(
+        "org.apache.kafka.tools.VerifiableConsumer",
+        &[
+            "--topic",
+            "verifiable",
+            "--group-id",
+            "verify",
+            "--max-messages",
+            "500",
+            "--reset-policy",
+            "earliest",
+        ],
+    )?;
+    ensure!(consumed.contains("offsets_committed"), "{consumed}");
+    let data = server.stop_and_data()?;
+    dump_logs(&data)
+}
+
+#[test]
+fn kafka_dump_log_reads_every_segment_and_index() -> Result<()> {
+    let mut server = Server::start()?;
+    let mut raw = Conn::open(server.bootstrap())?;
+    // Small segments and a dense index, so that there is much to read.
+    raw.create_topic("t", 2, &[("segment.bytes", "1048576"), ("index.interval.bytes", "512")])?;
+    let records: Vec<Record> = (0..6_000)
+        .map(|n| Record {
+            value: Some(vec![b'a' + (n % 26) as u8; 600]),
+            ..Record::numbered("v", n).partition(n as i32 % 2)
+        })
+        .collect();
+    for codec in ["none", "lz4"] {
+        Library::Confluent.produce_all(&server.bootstrap(), "t", &records, &["--codec", codec])?;
+    }
+    let group = ["--group", "g", "--commit"];
+    Library::KafkaPython.consume(&server.bootstrap(), "t", records.len(), &group)?;
+    let data = server.stop_and_data()?;
+    dump_logs(&data)
+}
+
+/// Runs Kafka's dump-log over everything below `data`.
+fn dump_logs(data: &std::path::Path) -> Result<()> {
+    let mut files = Vec::new();
+    collect(data, &mut files)?;
+    ensure!(files.iter().any(|file| file.ends_with(".log")), "no segments in {}", data.display());
+    let mut dump = peer::tool("org.apache.kafka.tools.DumpLogSegments")?;
+    dump.args(["--deep-iteration", "--files", &files.join(",")]);
+    let printed = peer::run(&mut dump)?;
+    for complaint in
+        ["Mismatches in", "mismatch in", "Found timestamp", "isvalid: false", "corrupt", "Exception"]
+    {
+        ensure!(
+            !printed.contains(complaint),
+            "kafka-dump-log complains ({complaint}):\n{}",
+            around(&printed, complaint)
+        );
+    }
+    Ok(())
+}
+
+fn around(text: &str, what: &str) -> String {
+    let at = text.find(what).unwrap_or(0);
+    let from = text[..at].char_indices().rev().nth(400).map_or(0, |(at, _)| at);
+    text[from..].chars().take(1_000).collect()
+}
+
+fn collect(dir: &std::path::Path, files: &mut Vec<String>) -> Result<()> {
+    for entry in std::fs::read_dir(dir)? {
+        let path = entry?.path();
+        if path.is_dir() {
+            // Kafka's own metadata log has record types that only its own decoder reads.
+            if !path.ends_with("__cluster_metadata-0") {
+                collect(&path, files)?;
+            }
+        } else if ["log", "index", "timeindex"]
+            .iter()
+            .any(|end| path.extension().is_some_and(|is| is == *end))
+            && path.metadata()?.len() > 0
+        {
+            files.push(path.to_string_lossy().into_owned());
+        }
+    }
+    Ok(())
+}
+
+fn kcat(server: &Server, arguments: &[&str], input: &[u8]) -> Result<String> {
+    let mut command = Command::new(tools::kcat()?);
+    command.args(["-b", &server.bootstrap()]).args(arguments);
+    fed(&mut command, input)
+}
+
+/// Runs a command with this standard input; what it printed.
+fn fed(command: &mut Command, input: &[u8]) -> Result<String> {
+    let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn()?;
+    child.stdin.take().context("stdin is piped")?.write_all(input)?;
+    let output = child.wait_with_output()?;
+    let errors = String::from_utf8_lossy(&output.stderr);
+    ensure!(output.status.success(), "{:?} ended with {}: {errors}", command.get_program(), output.status);
+    Ok(String::from_utf8_lossy(&output.stdout).into_owned())
+}
