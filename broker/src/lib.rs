@@ -3,7 +3,17 @@
 //! `log` and `partition` keep the bytes; `server` speaks to connections; `api` gives each request its
 //! meaning; `coordinator` and `lanes` own groups and views; `service` puts them together.
 
+mod api;
+pub mod broker;
+mod clock;
+pub mod config;
 mod lanes;
 pub mod log;
+mod metrics;
 pub mod partition;
+pub mod server;
+pub mod service;
 mod switches;
+
+pub use broker::Broker;
+pub use config::Config;

@@ -9,6 +9,7 @@ mod append;
 mod flush;
 mod open;
 mod read;
+mod special;
 mod time;
 mod trim;
 mod wait;
@@ -29,6 +30,7 @@ pub use append::{Append, AppendError, Appended, MirrorUnit, UnitError, UnitOutco
 pub use flush::Flusher;
 pub use open::OpenPartition;
 pub use read::{OriginRead, ReadError, ReadOutcome, ReadUpTo, Slice};
+pub use special::Special;
 pub use wait::{DurableError, Progress, Waiter};
 
 /// When an append counts as durable.

@@ -1,0 +1,238 @@
+//! The broker's state: who it is, its partitions, and the parts that own the rest.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use broker_store::{MetaError, MetaStore, SegmentStore, StoreError};
+use kafka::{BrokerId, ClusterId, LeaderEpoch, PartitionIndex, RegionId, RegionName, TopicId, TopicName};
+use parking_lot::RwLock;
+use serde::{Deserialize, Serialize};
+use uuid::Uuid;
+
+use crate::clock;
+use crate::config::Config;
+use crate::log::recovery::RecoverError;
+use crate::metrics::Metrics;
+use crate::partition::{Flusher, OpenPartition, Partition, Settings};
+use crate::server::ListenerInfo;
+
+/// Who this broker is, as the metadata store remembers it.
+#[derive(Clone, Debug)]
+pub struct Identity {
+    pub broker_id: BrokerId,
+    pub cluster_id: ClusterId,
+    pub region: RegionName,
+    pub region_id: RegionId,
+    /// The leader epoch of everything this broker owns: one higher at each start.
+    pub epoch: LeaderEpoch,
+}
+
+/// Everything that handlers work on.
+pub struct Broker {
+    pub config: Config,
+    pub identity: Identity,
+    pub meta: Arc<dyn MetaStore>,
+    pub store: Arc<dyn SegmentStore>,
+    pub flusher: Arc<Flusher>,
+    pub metrics: Metrics,
+    pub service: chassis::ServiceHandle,
+    pub listeners: Vec<Arc<ListenerInfo>>,
+    partitions: RwLock<Arc<PartitionMap>>,
+}
+
+type PartitionMap = HashMap<TopicName, Arc<[Arc<Partition>]>>;
+
+/// Why a partition is not there to be used.
+#[derive(Debug, thiserror::Error)]
+pub enum OpenError {
+    #[error("partition {topic}-{index}: {error}")]
+    Recover { topic: TopicName, index: i32, error: RecoverError },
+    #[error("opening partitions of {0} was interrupted")]
+    Interrupted(TopicName),
+}
+
+/// What a broker is made of.
+pub struct Parts {
+    pub config: Config,
+    pub identity: Identity,
+    pub meta: Arc<dyn MetaStore>,
+    pub store: Arc<dyn SegmentStore>,
+    pub flusher: Arc<Flusher>,
+    pub service: chassis::ServiceHandle,
+    pub listeners: Vec<Arc<ListenerInfo>>,
+}
+
+impl Broker {
+    pub fn new(parts: Parts) -> Arc<Broker> {
+        Arc::new(Broker {
+            metrics: Metrics::new(parts.service.metrics()),
+            config: parts.config,
+            identity: parts.identity,
+            meta: parts.meta,
+            store: parts.store,
+            flusher: parts.flusher,
+            service: parts.service,
+            listeners: parts.listeners,
+            partitions: RwLock::default(),
+        })
+    }
+
+    pub fn partition(&self, topic: &str, index: i32) -> Option<Arc<Partition>> {
+        let partitions = self.partitions.read();
+        partitions.get(topic)?.get(usize::try_from(index).ok()?).cloned()
+    }
+
+    /// All partitions of a topic, by index.
+    pub fn topic_partitions(&self, topic: &str) -> Option<Arc<[Arc<Partition>]>> {
+        self.partitions.read().get(topic).cloned()
+    }
+
+    /// Every partition of this broker.
+    pub fn all_partitions(&self) -> Vec<Arc<Partition>> {
+        let partitions = self.partitions.read().clone();
+        partitions.values().flat_map(|p| p.iter().cloned()).collect()
+    }
+
+    /// Opens the partitions of a topic up to `count` that are not open yet, and serves them.
+    pub async fn open_partitions(
+        self: &Arc<Self>,
+        topic: &TopicName,
+        topic_id: TopicId,
+        count: i32,
+        settings: &Settings,
+    ) -> Result<(), OpenError> {
+        let mut open: Vec<Arc<Partition>> =
+            self.topic_partitions(topic.as_str()).map(|p| p.to_vec()).unwrap_or_default();
+        let missing = (open.len() as i32)..count;
+        let (broker, name, settings) = (self.clone(), topic.clone(), settings.clone());
+        let opened = tokio::task::spawn_blocking(move || {
+            missing.map(|index| broker.open_one(&name, topic_id, index, &settings)).collect::<Result<Vec<_>, _>>()
+        });
+        open.extend(opened.await.map_err(|_| OpenError::Interrupted(topic.clone()))??);
+        let mut map = self.partitions.write();
+        Arc::make_mut(&mut map).insert(topic.clone(), open.into());
+        Ok(())
+    }
+
+    fn open_one(
+        &self,
+        topic: &TopicName,
+        topic_id: TopicId,
+        index: i32,
+        settings: &Settings,
+    ) -> Result<Arc<Partition>, OpenError> {
+        let open = OpenPartition {
+            topic: topic.clone(),
+            topic_id,
+            index: PartitionIndex(index),
+            epoch: self.identity.epoch,
+            store: self.store.clone(),
+            durability: self.config.durability,
+            flusher: self.flusher.clone(),
+            settings: settings.clone(),
+            now: clock::now(),
+        };
+        open.open().map_err(|error| OpenError::Recover { topic: topic.clone(), index, error })
+    }
+
+    /// New settings for all partitions of a topic, from the next append on.
+    pub fn set_topic_settings(&self, topic: &TopicName, settings: &Settings) {
+        for partition in self.topic_partitions(topic.as_str()).iter().flat_map(|p| p.iter()) {
+            partition.set_settings(settings.clone());
+        }
+    }
+
+    /// Stops serving a topic and removes its files. Readers and writers are told at once.
+    pub async fn delete_partitions(&self, topic: &TopicName, topic_id: TopicId) -> Result<(), StoreError> {
+        let gone = Arc::make_mut(&mut self.partitions.write()).remove(topic);
+        let store = self.store.clone();
+        let delete = move || {
+            for partition in gone.iter().flat_map(|p| p.iter()) {
+                partition.delete()?;
+            }
+            let dir = broker_store::StorePath::root().join(&topic_id.0.to_string());
+            store.delete(&dir.map_err(|e| StoreError::Io(e.to_string()))?)
+        };
+        let deleted = tokio::task::spawn_blocking(delete).await;
+        deleted.map_err(|_| StoreError::Io("interrupted".into()))?
+    }
+
+    /// Opens everything that the metadata store says is this broker's.
+    pub async fn recover(self: &Arc<Self>) -> Result<(), OpenError> {
+        Ok(())
+    }
+
+    /// Flushes and ends every partition, at a stop.
+    pub fn release_partitions(&self) {
+        for partition in self.all_partitions() {
+            partition.release(clock::now());
+        }
+        self.flusher.stop();
+    }
+}
+
+/// The object `cluster` in the metadata store.
+#[derive(Serialize, Deserialize)]
+struct ClusterObject {
+    cluster_id: String,
+    region: String,
+    region_id: Uuid,
+    starts: i32,
+}
+
+/// Why the broker cannot say who it is.
+#[derive(Debug, thiserror::Error)]
+pub enum IdentityError {
+    #[error("region: {0}")]
+    Region(#[from] kafka::names::NameError),
+    #[error("this data directory belongs to region {found:?}; the configuration says region {asked:?}")]
+    OtherRegion { found: String, asked: String },
+    #[error("the object `cluster` in the metadata store cannot be read: {0}")]
+    Damaged(#[from] serde_json::Error),
+    #[error(transparent)]
+    Meta(#[from] MetaError),
+}
+
+const CLUSTER_KEY: &str = "cluster";
+
+impl Identity {
+    /// Reads the identity, or makes one at the first start; counts this start.
+    pub async fn load(meta: &dyn MetaStore, region: &str) -> Result<Identity, IdentityError> {
+        let region = RegionName::parse(region)?;
+        let found = meta.get(CLUSTER_KEY).await?;
+        let version = found.as_ref().map(|(_, version)| *version);
+        let mut object = match found {
+            Some((bytes, _)) => serde_json::from_slice(&bytes)?,
+            None => ClusterObject {
+                cluster_id: cluster_id(),
+                region: region.to_string(),
+                region_id: Uuid::new_v4(),
+                starts: -1,
+            },
+        };
+        if object.region != region.as_str() {
+            return Err(IdentityError::OtherRegion { found: object.region, asked: region.to_string() });
+        }
+        object.starts += 1;
+        meta.put_if(CLUSTER_KEY, serde_json::to_vec(&object)?, version).await?;
+        Ok(Identity {
+            broker_id: BrokerId(1),
+            cluster_id: ClusterId::new(&object.cluster_id),
+            region,
+            region_id: RegionId(object.region_id),
+            epoch: LeaderEpoch(object.starts),
+        })
+    }
+}
+
+/// 22 characters of URL-safe base 64 over 16 random bytes, as Apache Kafka makes them.
+fn cluster_id() -> String {
+    const ALPHABET: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_";
+    let mut bits = Uuid::new_v4().as_u128();
+    let mut text: Vec<u8> = Vec::with_capacity(22);
+    for _ in 0..22 {
+        text.push(ALPHABET[(bits & 63) as usize]);
+        bits >>= 6;
+    }
+    String::from_utf8_lossy(&text).into_owned()
+}

@@ -1,0 +1,103 @@
+//! The broker's configuration: how to reach things, where to keep them, and limits.
+//!
+//! Topics, lanes and links are not here: they are objects in the metadata store.
+
+use std::path::PathBuf;
+
+use chassis::tls::{ClientAuth, TlsFiles};
+
+use crate::partition::Durability;
+
+/// Where segments and metadata are kept.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Storage {
+    /// Files in `data_dir`.
+    Disk,
+    /// Nothing is kept: for trying out, and for tests.
+    Memory,
+    /// Files, but what was not synced is lost with the process: for crash tests.
+    Volatile,
+}
+
+chassis::config! {
+    /// A listener of the broker: an address where Kafka clients connect.
+    pub struct ListenerConfig {
+        /// Name of the listener, for logs and metrics.
+        pub name: String = "plain".to_owned(),
+        /// Address and port to bind. Nothing outside this machine can connect while it is 127.0.0.1.
+        pub bind: String = "127.0.0.1:9092".to_owned(),
+        /// Host and port that clients are told to connect to; empty means the bound address. If it is
+        /// wrong, clients reach the bootstrap address and then nothing else.
+        pub advertised: String = String::new(),
+        /// Certificate and key of the listener; plain text when not set.
+        pub tls: Option<TlsFiles> => nested,
+        /// Whether clients must show a certificate: none, optional or required.
+        pub client_auth: ClientAuth = ClientAuth::None,
+        /// Carries the private APIs of mirror, lane-router and control. Needs TLS with required client
+        /// certificates, because whoever can connect to it is trusted.
+        pub internal: bool = false,
+    }
+
+    /// The Kafka-compatible broker.
+    pub struct Config {
+        /// Directory for segments and metadata. One broker at a time: a second one is refused.
+        pub data_dir: PathBuf = PathBuf::from("sealane-data/broker"),
+        /// disk, memory (nothing is kept), or volatile (crash tests: what was not synced is lost).
+        pub storage: Storage = Storage::Disk,
+        /// When acks=all is answered: sync (after fdatasync) or os (in the page cache, as Apache Kafka
+        /// does; a power failure may lose acknowledged records).
+        pub durability: Durability = Durability::Sync,
+        /// Short name of this broker's region: 1 to 63 of a-z, 0-9 and '-'. Fixed at the first start.
+        pub region: String = "local".to_owned(),
+        /// Where clients connect.
+        pub listeners: Vec<ListenerConfig> = vec![ListenerConfig::default()] => nested,
+        /// Address of the control service (gRPC). Plain text on a loopback address only.
+        pub control_bind: String = "127.0.0.1:9094".to_owned(),
+        /// Certificates of the control service; needed when it is bound to another address than loopback.
+        pub control_tls: Option<TlsFiles> => nested,
+        /// Address of /healthz, /readyz and /metrics; empty for none.
+        pub http_bind: String = "127.0.0.1:9095".to_owned(),
+        /// First port of the addresses that lanes get from this broker, and how many there are. 0 means
+        /// that this cluster gives out no lane addresses.
+        pub lane_port_first: u16 = 0,
+        pub lane_port_count: u16 = 90,
+        /// Host that lane addresses are told with.
+        pub lane_host: String = "127.0.0.1".to_owned(),
+        /// Address of the lane-router's shared port (lane by client.id suffix), told to the command line;
+        /// empty when there is none.
+        pub lane_shared_address: String = String::new(),
+        /// Partitions of a topic that is created without a number.
+        pub num_partitions: i32 = 1,
+        /// Whether asking for a topic's metadata creates it, if the client allows it too.
+        pub auto_create_topics: bool = true,
+        /// Partitions of __consumer_offsets; fixed when the topic is created.
+        pub offsets_partitions: i32 = 4,
+        /// Minutes that committed offsets of an empty group are kept.
+        pub offsets_retention_minutes: i64 = 10_080,
+        /// Whether topics are created with lanes on.
+        pub lanes_default: bool = false,
+        /// Seconds between a lane's last member leaving unclean and the baseline taking over.
+        pub lane_grace_seconds: u32 = 30,
+        /// Milliseconds that a rebalance of a new group waits for more members.
+        pub group_initial_rebalance_delay_ms: u32 = 0,
+        /// Threads that sync partitions.
+        pub flush_threads: u32 = 4,
+        /// Milliseconds after which appends that nobody waits for are made durable.
+        pub flush_interval_ms: u32 = 50,
+        /// Milliseconds between two looks at retention, offset expiry and compaction.
+        pub retention_check_ms: u32 = 60_000,
+        /// Bytes that may wait in memory for a sync; beyond it producers are slowed down.
+        pub inflight_produce_bytes_max: u64 = 128 << 20,
+        /// Largest request; a connection that sends more is closed.
+        pub request_bytes_max: u32 = kafka::limits::REQUEST_BYTES_MAX as u32,
+        /// Largest answer to one Fetch.
+        pub fetch_bytes_max: u32 = 55 << 20,
+        /// Connections of one listener; more are closed at once.
+        pub connections_max: u32 = 10_000,
+        /// Milliseconds after which a connection without a request is closed.
+        pub connection_idle_ms: u64 = 600_000,
+        /// Seconds for connections to end and data to be flushed at a stop.
+        pub drain_seconds: u32 = 30,
+    }
+}

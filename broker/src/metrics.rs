@@ -1,0 +1,47 @@
+//! Names of the broker's metrics, and the handles that are counted on.
+
+use chassis::metrics::{Counter, Gauge, Registry};
+
+/// Handles of the series that every request touches.
+pub struct Metrics {
+    pub connections: Gauge,
+    pub connections_refused: Counter,
+    pub requests: Counter,
+    pub malformed: Counter,
+    pub bytes_in: Counter,
+    pub bytes_out: Counter,
+    pub produced_batches: Counter,
+    pub produced_bytes: Counter,
+    pub duplicates: Counter,
+    pub fetched_bytes: Counter,
+    pub parked_fetches: Gauge,
+}
+
+impl Metrics {
+    pub fn new(registry: &Registry) -> Metrics {
+        let counter = |name, help| registry.counter(name, help, &[]);
+        let gauge = |name, help| registry.gauge(name, help, &[]);
+        Metrics {
+            connections: gauge("sealane_connections", "Open client connections."),
+            connections_refused: counter(
+                "sealane_connections_refused_total",
+                "Connections closed at once because the listener had too many.",
+            ),
+            requests: counter("sealane_requests_total", "Requests started."),
+            malformed: counter(
+                "sealane_malformed_requests_total",
+                "Connections closed because of what they sent.",
+            ),
+            bytes_in: counter("sealane_received_bytes_total", "Bytes received from clients."),
+            bytes_out: counter("sealane_sent_bytes_total", "Bytes sent to clients."),
+            produced_batches: counter("sealane_produced_batches_total", "Batches appended for clients."),
+            produced_bytes: counter("sealane_produced_bytes_total", "Bytes of batches appended for clients."),
+            duplicates: counter(
+                "sealane_duplicate_batches_total",
+                "Batches of idempotent producers that were there already.",
+            ),
+            fetched_bytes: counter("sealane_fetched_bytes_total", "Bytes of records sent to clients."),
+            parked_fetches: gauge("sealane_parked_fetches", "Fetches that wait for data."),
+        }
+    }
+}

@@ -1,0 +1,239 @@
+//! One connection, one task: it cuts frames, starts requests in their order, and answers in that order.
+//!
+//! Produce and fetch may overlap with what follows; any other request that has to wait holds the next
+//! one back, as in Apache Kafka. The queue of answers is bounded: a client that pipelines more waits
+//! in its socket. A malformed frame ends this connection and nothing else.
+
+use std::collections::VecDeque;
+use std::io;
+use std::task::Poll;
+use std::time::Duration;
+
+use bytes::{Bytes, BytesMut};
+use futures_util::future::BoxFuture;
+use kafka::frame::{self, RequestHeader};
+use tokio::time::Instant;
+
+use super::stream::Stream;
+use crate::api::{self, Answer, Body, Ctx, Piece, RecordPiece};
+
+/// Answers that may be outstanding on one connection.
+const PENDING_MAX: usize = 64;
+/// Bytes read ahead while no request may start.
+const READ_AHEAD_MAX: usize = 1 << 20;
+/// Free space that a read begins with.
+const READ_MIN: usize = 64 * 1024;
+/// Answers up to this size are copied together into one write.
+const COALESCE_MAX: usize = 16 * 1024;
+/// After a stop, time for what is in flight.
+const STOP_GRACE: Duration = Duration::from_secs(5);
+
+/// An answer in the queue.
+enum Pending {
+    Ready(RequestHeader, Body),
+    Waiting(RequestHeader, BoxFuture<'static, Body>),
+}
+
+/// Why a connection ended.
+enum End {
+    /// The peer closed, or the broker stops.
+    Quiet,
+    Idle,
+    Io(io::Error),
+    /// The peer sent what cannot be answered.
+    Refused(String),
+}
+
+struct Connection {
+    ctx: Ctx,
+    stream: Stream,
+    buf: BytesMut,
+    pending: VecDeque<Pending>,
+    /// The last request in the queue must be done before another starts.
+    barrier: bool,
+    out: BytesMut,
+    last_request: Instant,
+}
+
+/// What happened while waiting.
+enum Event {
+    Read(io::Result<usize>),
+    /// The first answer is complete.
+    Done(Body),
+    Stop,
+    Idle,
+}
+
+pub async fn run(ctx: Ctx, stream: Stream) {
+    let mut connection = Connection {
+        ctx,
+        stream,
+        buf: BytesMut::new(),
+        pending: VecDeque::new(),
+        barrier: false,
+        out: BytesMut::new(),
+        last_request: Instant::now(),
+    };
+    let end = connection.serve().await;
+    let info = &connection.ctx.connection;
+    match end {
+        End::Quiet => {}
+        End::Idle => tracing::debug!(peer = %info.peer, "closed: connection_idle_ms without a request"),
+        End::Io(error) => tracing::debug!(peer = %info.peer, %error, "connection lost"),
+        End::Refused(reason) => {
+            connection.ctx.broker.metrics.malformed.add(1);
+            tracing::warn!(listener = %info.listener.name, peer = %info.peer, %reason, "closed a connection");
+        }
+    }
+    connection.stream.shutdown().await;
+}
+
+impl Connection {
+    async fn serve(&mut self) -> End {
+        let stopping = self.ctx.broker.service.stopping().clone();
+        let mut stop_at = None;
+        loop {
+            if stop_at.is_none() {
+                self.ctx.broker.flusher.room().await;
+                if let Err(end) = self.start_requests() {
+                    // What came before the bad frame is still answered.
+                    let _ = self.answer_ready().await;
+                    return end;
+                }
+            }
+            if let Err(error) = self.answer_ready().await {
+                return End::Io(error);
+            }
+            if stop_at.is_some() && self.pending.is_empty() {
+                return End::Quiet;
+            }
+            let idle_at = self.last_request + Duration::from_millis(self.ctx.broker.config.connection_idle_ms);
+            let wake_at = stop_at.unwrap_or(idle_at);
+            let event = tokio::select! {
+                biased;
+                body = first_done(&mut self.pending) => Event::Done(body),
+                () = stopping.cancelled(), if stop_at.is_none() => Event::Stop,
+                read = read(&mut self.stream, &mut self.buf), if Self::may_read(&self.buf, &self.pending, self.barrier) => Event::Read(read),
+                () = tokio::time::sleep_until(wake_at), if stop_at.is_some() || self.pending.is_empty() => Event::Idle,
+            };
+            match event {
+                Event::Done(body) => self.first_is(body),
+                Event::Stop => stop_at = Some(Instant::now() + STOP_GRACE),
+                Event::Read(Ok(0)) => return End::Quiet,
+                Event::Read(Ok(read)) => self.ctx.broker.metrics.bytes_in.add(read as u64),
+                Event::Read(Err(error)) => return End::Io(error),
+                Event::Idle if stop_at.is_some() => return End::Quiet,
+                Event::Idle => return End::Idle,
+            }
+        }
+    }
+
+    fn may_read(buf: &BytesMut, pending: &VecDeque<Pending>, barrier: bool) -> bool {
+        let may_start = !barrier && pending.len() < PENDING_MAX;
+        may_start || buf.len() < READ_AHEAD_MAX
+    }
+
+    /// Starts whole frames that are in the buffer, as many as may run.
+    fn start_requests(&mut self) -> Result<(), End> {
+        let max = self.ctx.broker.config.request_bytes_max as usize;
+        while !self.barrier && self.pending.len() < PENDING_MAX {
+            let next = frame::next_frame(&mut self.buf, max).map_err(|e| End::Refused(e.to_string()))?;
+            let Some(mut body) = next else {
+                if let Ok(Some(len)) = frame::frame_len(&self.buf, max) {
+                    // Room for the rest of a frame at once, but never for what only was announced.
+                    let missing = (len + 4).saturating_sub(self.buf.len());
+                    self.buf.reserve(missing.min(READ_AHEAD_MAX));
+                }
+                return Ok(());
+            };
+            let header = frame::parse_request_header(&mut body).map_err(|e| End::Refused(e.to_string()))?;
+            self.start(header, body)?;
+        }
+        Ok(())
+    }
+
+    fn start(&mut self, header: RequestHeader, body: Bytes) -> Result<(), End> {
+        self.last_request = Instant::now();
+        self.ctx.broker.metrics.requests.add(1);
+        match api::start(&self.ctx, &header, body) {
+            Answer::Ready(body) => self.pending.push_back(Pending::Ready(header, body)),
+            Answer::Overlap(future) => self.pending.push_back(Pending::Waiting(header, future)),
+            Answer::Later(future) => {
+                self.pending.push_back(Pending::Waiting(header, future));
+                self.barrier = true;
+            }
+            Answer::Nothing => {}
+            Answer::Close(reason) => return Err(End::Refused(reason)),
+        }
+        Ok(())
+    }
+
+    fn first_is(&mut self, body: Body) {
+        if let Some(Pending::Waiting(header, _)) = self.pending.pop_front() {
+            self.pending.push_front(Pending::Ready(header, body));
+        }
+    }
+
+    /// Sends every answer at the front of the queue that is complete.
+    async fn answer_ready(&mut self) -> io::Result<()> {
+        while let Some(Pending::Ready(..)) = self.pending.front() {
+            let Some(Pending::Ready(header, body)) = self.pending.pop_front() else { break };
+            self.send(&header, body).await?;
+        }
+        if self.pending.is_empty() {
+            self.barrier = false;
+        }
+        self.send_out(false).await?;
+        self.stream.flush().await
+    }
+
+    async fn send(&mut self, header: &RequestHeader, body: Body) -> io::Result<()> {
+        let len = body.len();
+        self.ctx.broker.metrics.bytes_out.add(len as u64);
+        self.out.extend_from_slice(&api::frame_head(header, len));
+        for piece in body.0 {
+            match piece {
+                Piece::Bytes(bytes) | Piece::Records(RecordPiece::Memory(bytes)) => {
+                    if bytes.len() <= COALESCE_MAX {
+                        self.out.extend_from_slice(&bytes);
+                    } else {
+                        self.send_out(true).await?;
+                        self.stream.write_all(&bytes, false).await?;
+                    }
+                }
+                Piece::Records(RecordPiece::File(slice)) => {
+                    self.send_out(true).await?;
+                    self.stream.write_slice(&slice).await?;
+                }
+            }
+            if self.out.len() > COALESCE_MAX {
+                self.send_out(true).await?;
+            }
+        }
+        Ok(())
+    }
+
+    async fn send_out(&mut self, more: bool) -> io::Result<()> {
+        if !self.out.is_empty() {
+            self.stream.write_all(&self.out, more).await?;
+            self.out.clear();
+        }
+        Ok(())
+    }
+}
+
+async fn read(stream: &mut Stream, buf: &mut BytesMut) -> io::Result<usize> {
+    if buf.capacity() - buf.len() < READ_MIN / 4 {
+        buf.reserve(READ_MIN);
+    }
+    stream.read_buf(buf).await
+}
+
+/// Completes when the first answer in the queue is there; never, if none is waited for.
+async fn first_done(pending: &mut VecDeque<Pending>) -> Body {
+    std::future::poll_fn(|cx| match pending.front_mut() {
+        Some(Pending::Waiting(_, future)) => future.as_mut().poll(cx),
+        _ => Poll::Pending,
+    })
+    .await
+}

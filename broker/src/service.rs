@@ -1,0 +1,123 @@
+//! The broker as a service: opens its stores, recovers, serves, and lets go in order.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use broker_store::{MetaError, MetaStore, SegmentStore, StoreError, meta, segment};
+use chassis::ServiceHandle;
+use tokio::net::TcpListener;
+
+use crate::broker::{Broker, Identity, IdentityError, OpenError, Parts};
+use crate::clock;
+use crate::config::{Config, Storage};
+use crate::partition::Flusher;
+use crate::server::{BindError, BoundListener};
+
+/// Why a broker does not start; each names the thing.
+#[derive(Debug, thiserror::Error)]
+pub enum StartError {
+    #[error(transparent)]
+    Store(#[from] StoreError),
+    #[error("metadata in {dir}: {error}")]
+    Meta { dir: String, error: MetaError },
+    #[error(transparent)]
+    Identity(#[from] IdentityError),
+    #[error(transparent)]
+    Bind(#[from] BindError),
+    #[error(transparent)]
+    Open(#[from] OpenError),
+    #[error("cannot start a thread: {0}")]
+    Thread(std::io::Error),
+    #[error("http_bind {address}: {error}")]
+    Http { address: String, error: std::io::Error },
+}
+
+/// A broker that serves.
+pub struct Running {
+    pub broker: Arc<Broker>,
+    /// Addresses of the listeners, in the order of the configuration.
+    pub addresses: Vec<std::net::SocketAddr>,
+}
+
+/// Starts a broker as tasks of `service` and returns when clients are served.
+pub async fn start(config: Config, service: ServiceHandle) -> Result<Running, StartError> {
+    for name in crate::switches::all_off() {
+        tracing::warn!(mechanism = %name, "a safety mechanism is switched off, for a test");
+    }
+    let (store, meta) = open_stores(&config)?;
+    let identity = Identity::load(&*meta, &config.region).await?;
+    let mut bound = Vec::new();
+    for listener in &config.listeners {
+        bound.push(BoundListener::bind(listener).await?);
+    }
+    let interval = Duration::from_millis(u64::from(config.flush_interval_ms.max(1)));
+    let flusher = Flusher::start(config.flush_threads as usize, interval, config.inflight_produce_bytes_max)
+        .map_err(StartError::Thread)?;
+    let listeners = bound.iter().map(|b| b.info.clone()).collect();
+    let http = match config.http_bind.is_empty() {
+        true => None,
+        false => Some(config.http_bind.clone()),
+    };
+    let broker = Broker::new(Parts { config, identity, meta, store, flusher, service: service.clone(), listeners });
+    if let Some(address) = http {
+        serve_http(&service, address).await?;
+    }
+    broker.recover().await?;
+    let addresses = bound.iter().map(|b| b.address).collect();
+    for listener in bound {
+        listener.serve(&broker);
+    }
+    keep_house(&broker);
+    service.set_ready(true);
+    let identity = &broker.identity;
+    tracing::info!(region = %identity.region, cluster = %identity.cluster_id, epoch = %identity.epoch, "broker ready");
+    Ok(Running { broker, addresses })
+}
+
+fn open_stores(config: &Config) -> Result<(Arc<dyn SegmentStore>, Arc<dyn MetaStore>), StartError> {
+    let dir = &config.data_dir;
+    let store: Arc<dyn SegmentStore> = match config.storage {
+        Storage::Memory => return Ok((Arc::new(segment::Memory::new()), Arc::new(meta::Memory::new()))),
+        Storage::Disk => Arc::new(segment::Disk::open(dir)?),
+        Storage::Volatile => Arc::new(segment::Volatile::open(dir)?),
+    };
+    let meta_dir = dir.join("meta");
+    let meta = meta::File::open(&meta_dir)
+        .map_err(|error| StartError::Meta { dir: meta_dir.display().to_string(), error })?;
+    Ok((store, Arc::new(meta)))
+}
+
+async fn serve_http(service: &ServiceHandle, address: String) -> Result<(), StartError> {
+    let listener = TcpListener::bind(&address).await;
+    let served = listener.and_then(|l| chassis::admin::serve(service, l, Vec::new()));
+    served.map(|_| ()).map_err(|error| StartError::Http { address, error })
+}
+
+/// Retention at its interval; and, at the very end, the release of all partitions.
+fn keep_house(broker: &Arc<Broker>) {
+    let period = Duration::from_millis(u64::from(broker.config.retention_check_ms.max(10)));
+    let (cleaner, stop) = (broker.clone(), broker.service.stopping().clone());
+    broker.service.spawn("retention", async move {
+        while stop.run_until_cancelled(tokio::time::sleep(period)).await.is_some() {
+            let broker = cleaner.clone();
+            let _ = tokio::task::spawn_blocking(move || enforce_retention(&broker)).await;
+        }
+        Ok::<(), std::io::Error>(())
+    });
+    let (releaser, stop) = (broker.clone(), broker.service.back_stopping().clone());
+    broker.service.spawn_back("release", async move {
+        stop.cancelled().await;
+        let released = tokio::task::spawn_blocking(move || releaser.release_partitions()).await;
+        released.map_err(|_| std::io::Error::other("releasing partitions failed"))
+    });
+}
+
+fn enforce_retention(broker: &Broker) {
+    for partition in broker.all_partitions().iter().filter(|p| !p.topic.is_internal()) {
+        match partition.enforce_retention(clock::now()) {
+            Ok(0) => {}
+            Ok(bytes) => tracing::info!(%partition, bytes, "retention removed old segments"),
+            Err(error) => tracing::warn!(%partition, %error, "retention failed and is tried again"),
+        }
+    }
+}
