@@ -7,3 +7,4 @@
 pub mod config;
 pub mod link;
 pub mod policy;
+pub mod quic;
