@@ -13,15 +13,15 @@ use kafka::frame::{RequestHeader, put_request_header};
 use kafka::private;
 use kafka::record::BatchBuilder;
 use kafka::{
-    ADVERTISED, LaneCut, LanePurge, LeaderEpoch, Marker, MirrorMarker, Offset, ProducerEpoch, ProducerId,
-    RegionId, StrBytes, TimestampMs, TopicId, marker_batch,
+    ADVERTISED, LaneCut, LanePurge, LeaderEpoch, Marker, MirrorMarker, Offset, PartitionIndex, ProducerEpoch,
+    ProducerId, RegionId, StrBytes, TimestampMs, TopicId, TopicName, marker_batch,
 };
 use uuid::Uuid;
 
 #[path = "../../fuzz/checks.rs"]
 mod checks;
 
-const CHANGES_PER_FILE: usize = 1_500;
+const CHANGES_PER_FILE: usize = 5_000;
 
 type Check = fn(&[u8]);
 const TARGETS: [(&str, Check); 2] = [("frame", checks::frames), ("batch", checks::batches)];
@@ -208,14 +208,46 @@ fn golden_requests(key: i16) -> Vec<(i16, Vec<u8>)> {
 }
 
 fn private_requests() -> Vec<(&'static str, i16, Bytes)> {
-    use kafka::private::Message;
-    let topics = private::TopicsRequest { since: 3 };
-    let vectors = [0, 0, 0, 0];
+    use kafka::private::{
+        AppendRequest, Claim, FetchFrom, FetchRequest, Message, TopicsRequest, Unit, VectorsRequest,
+    };
+    let topic = TopicName::parse("orders").unwrap();
+    let partition = PartitionIndex(3);
+    let id = TopicId(Uuid::from_u128(7));
+    let from = FetchFrom {
+        topic: topic.clone(),
+        partition,
+        id,
+        from: Offset(50),
+        bytes_max: 1 << 20,
+        claim: Some(Claim { epoch: LeaderEpoch(2), base: Offset(40), crc: 0x1234_5678 }),
+        known_end: Offset(60),
+    };
+    let fetch = FetchRequest {
+        session: 9,
+        wait_ms: 500,
+        bytes_max: 1 << 22,
+        pass_boe: true,
+        pass_ppe: false,
+        partitions: vec![from],
+    };
+    let unit = Unit {
+        topic: topic.clone(),
+        partition,
+        id,
+        origin: RegionId(Uuid::from_u128(1)),
+        incarnation: TopicId(Uuid::from_u128(2)),
+        first: Offset(50),
+        extractors: Some(vec!["x-lane".into()]),
+        last_rewritten: false,
+        batches: records(Codec::None, 2).build().bytes,
+    };
+    let vectors = VectorsRequest { partitions: vec![(topic, partition)] };
     vec![
-        ("private-topics", private::MIRROR_TOPICS, topics.encode()),
-        ("private-vectors", private::MIRROR_VECTORS, Bytes::copy_from_slice(&vectors)),
-        ("private-fetch", private::MIRROR_FETCH, Bytes::from(vec![0; 40])),
-        ("private-append", private::MIRROR_APPEND, Bytes::from(vec![0; 40])),
+        ("private-topics", private::MIRROR_TOPICS, TopicsRequest { since: 3 }.encode()),
+        ("private-vectors", private::MIRROR_VECTORS, vectors.encode()),
+        ("private-fetch", private::MIRROR_FETCH, fetch.encode()),
+        ("private-append", private::MIRROR_APPEND, AppendRequest { units: vec![unit] }.encode()),
         ("private-report", private::MIRROR_REPORT, Bytes::from(vec![0; 8])),
         ("private-notes", private::MIRROR_NOTES, Bytes::from(vec![0; 24])),
     ]
