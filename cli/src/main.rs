@@ -5,10 +5,7 @@
 
 mod advice;
 mod args;
-mod consume {
-    pub mod assignor;
-    pub mod format;
-}
+mod consume;
 mod group;
 mod lane;
 mod local {
@@ -16,6 +13,7 @@ mod local {
 }
 mod mirror_status;
 mod output;
+mod produce;
 mod region;
 mod topic;
 
@@ -23,7 +21,7 @@ use std::process::ExitCode;
 
 use clap::Parser as _;
 
-use crate::args::{Cli, Command, Mirror};
+use crate::args::{Cli, Command, Mirror, MirrorCommand};
 
 fn main() -> ExitCode {
     let cli = Cli::parse();
@@ -52,6 +50,11 @@ async fn dispatch(command: Command) -> anyhow::Result<()> {
         Command::Lane(command) => lane::run(command).await,
         Command::Topic(command) => topic::run(command).await,
         Command::Group(command) => group::run(command).await,
+        Command::Produce(args) => produce::run(args).await,
+        Command::Consume(args) => consume::run(args).await,
+        Command::Mirror(MirrorCommand { command: Some(Mirror::Status(args)), .. }) => {
+            mirror_status::run(args).await
+        }
         _ => Ok(()),
     }
 }
