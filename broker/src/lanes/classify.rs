@@ -165,7 +165,10 @@ mod tests {
             assert_eq!(refused.code, ErrorCode::InvalidRecord);
         }
         let off = Arc::new(Extractors::none());
-        assert_eq!(judge(&batch(&["ppe-1"]), off.clone(), Some(&ppe)).unwrap_err().code, ErrorCode::PolicyViolation);
+        assert_eq!(
+            judge(&batch(&["ppe-1"]), off.clone(), Some(&ppe)).unwrap_err().code,
+            ErrorCode::PolicyViolation
+        );
         assert!(judge(&batch(&["ppe-1"]), off, None).is_ok());
     }
 
@@ -174,7 +177,8 @@ mod tests {
         let other = Arc::new(Extractors::parse(&["x-lane"]).unwrap());
         let summary = summarize_mirrored(&batch(&["boe-a"]), Some(&other), &Extractors::standard()).unwrap();
         assert_eq!(summary.judged_by(), Some(&other));
-        let same = summarize_mirrored(&batch(&["boe-a"]), Some(&standard()), &Extractors::standard()).unwrap();
+        let same =
+            summarize_mirrored(&batch(&["boe-a"]), Some(&standard()), &Extractors::standard()).unwrap();
         assert_eq!(same.judged_by(), None);
     }
 }

@@ -3,4 +3,162 @@
 //! The rules are pure and live in `lane-core`; the log decides who owns a record. This module keeps what
 //! is not in the log: which lanes exist, which connection reads for which group, and the cuts under way.
 
+mod cache;
 pub mod classify;
+mod cuts;
+mod observer;
+pub mod show;
+mod status;
+mod switch;
+mod views;
+
+use std::collections::HashSet;
+use std::sync::Arc;
+use std::time::Duration;
+
+use kafka::{GroupId, PartitionIndex, TopicName};
+use lane_core::name::forwarded_lane;
+use lane_core::{Lane, View};
+use parking_lot::Mutex;
+use tokio_util::sync::CancellationToken;
+
+use crate::api::ConnectionInfo;
+use crate::partition::Partition;
+use crate::switches;
+use cache::Rebuilt;
+use cuts::Cuts;
+use views::{Found, Reader, Views};
+
+pub use show::{Part, Reading, Scan, Shown};
+pub use status::{GroupLaneStatus, LaneReport, PartitionRecords};
+pub use switch::{SwitchError, switch_lanes};
+
+/// The partitions of this broker.
+#[derive(Clone)]
+pub struct Owned {
+    pub find: Arc<dyn Fn(&TopicName, PartitionIndex) -> Option<Arc<Partition>> + Send + Sync>,
+    pub all: Arc<dyn Fn() -> Vec<Arc<Partition>> + Send + Sync>,
+}
+
+/// What lanes are made of.
+pub struct LaneParts {
+    pub owned: Owned,
+    /// Whether a lane exists and is not being deleted.
+    pub exists: Arc<dyn Fn(&Lane) -> bool + Send + Sync>,
+    /// Rises with every life of the broker.
+    pub epoch: i32,
+    /// From a member's silence to the hand-over to the baseline.
+    pub grace: Duration,
+}
+
+/// Everything about lanes that is not in a log. One per broker.
+pub struct Lanes {
+    owned: Owned,
+    exists: Arc<dyn Fn(&Lane) -> bool + Send + Sync>,
+    epoch: i32,
+    views: Views,
+    rebuilt: Rebuilt,
+    cuts: Arc<Cuts>,
+    /// Groups that lost a member without its saying so, since their last assignment.
+    unclean: Mutex<HashSet<GroupId>>,
+}
+
+/// What a group's name means.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Role {
+    Baseline,
+    Lane { base: GroupId, lane: Lane },
+}
+
+impl Lanes {
+    pub fn new(parts: LaneParts) -> Arc<Lanes> {
+        Arc::new(Lanes {
+            cuts: Cuts::new(parts.owned.clone(), parts.epoch, parts.grace),
+            owned: parts.owned,
+            exists: parts.exists,
+            epoch: parts.epoch,
+            views: Views::default(),
+            rebuilt: Rebuilt::new(cache::REBUILT_BYTES_MAX),
+            unclean: Mutex::default(),
+        })
+    }
+
+    /// Grace timers and the comparison with the logs, until `stop`.
+    pub async fn run(self: Arc<Self>, stop: CancellationToken) {
+        self.cuts.clone().run(stop).await;
+    }
+
+    /// Every group of the log has been taken over: from now on a reader that matches none has none.
+    /// Until then fetches on topics with lanes make no progress.
+    pub fn views_known(&self) {
+        self.views.all_known();
+        (self.owned.all)().iter().for_each(|p| p.wake_waiters());
+    }
+
+    /// The lane that a connection is in: only the lane-router's client ids name one.
+    pub fn lane_of(&self, connection: &ConnectionInfo, client_id: Option<&str>) -> Option<Lane> {
+        connection.is_lane_router().then(|| forwarded_lane(client_id?)).flatten()
+    }
+
+    /// How a connection reads a partition now. Ask again at every look: the answer changes with the
+    /// assignments.
+    pub fn reading(
+        &self,
+        connection: &ConnectionInfo,
+        client_id: Option<&str>,
+        partition: &Partition,
+    ) -> Reading {
+        let lane = self.lane_of(connection, client_id);
+        let lanes_on = partition.with_fold(|fold| fold.lanes.rules().has_lanes());
+        if (lane.is_none() && !lanes_on) || switches::view_filter_off() {
+            return Reading::Plain;
+        }
+        let client_id = client_id.unwrap_or("");
+        let host = format!("/{}", connection.peer.ip());
+        let reader = Reader { client_id, principal: &connection.principal, host: &host };
+        match (self.views.find(reader, &partition.topic, partition.index), lane) {
+            (Found::View(view), _) => Reading::View(view),
+            (Found::Wait, _) => Reading::Wait,
+            (Found::NoGroup, Some(lane)) => Reading::View(View::WholeLane(lane)),
+            (Found::NoGroup, None) => {
+                self.views.tell_no_group(client_id, &partition.topic);
+                Reading::View(View::NoGroup)
+            }
+        }
+    }
+
+    /// Looks at `partition` for a fetch that stands at `scan`. An empty answer means: wait for more,
+    /// and at the end of the wait answer with the scan's filler.
+    pub fn show(
+        &self,
+        partition: &Partition,
+        reading: &Reading,
+        scan: &mut Scan,
+        max_bytes: usize,
+        at_least_one: bool,
+    ) -> Result<Shown, crate::partition::ReadError> {
+        show::show(partition, reading, scan, max_bytes, at_least_one, &self.rebuilt)
+    }
+
+    /// What a group's name means. The suffix of a lane that does not exist is part of a plain name.
+    pub fn role(&self, group: &GroupId) -> Role {
+        match lane_core::name::split_group(group.as_str()) {
+            Some((base, lane)) if (self.exists)(&lane) => Role::Lane { base, lane },
+            _ => Role::Baseline,
+        }
+    }
+
+    /// Pairs of groups whose readers cannot be told apart, for the metric and the status.
+    pub fn ambiguous_groups(&self) -> Vec<(GroupId, GroupId)> {
+        self.views.ambiguous()
+    }
+}
+
+impl Role {
+    fn view(&self, group: &GroupId) -> View {
+        match self {
+            Role::Baseline => View::Baseline(group.clone()),
+            Role::Lane { base, lane } => View::Lane(base.clone(), lane.clone()),
+        }
+    }
+}

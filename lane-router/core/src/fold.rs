@@ -217,6 +217,11 @@ impl LaneFold {
 }
 
 impl LaneRules {
+    /// Lanes are on, or were while records that are still here were appended.
+    pub fn has_lanes(&self) -> bool {
+        self.extractors.iter().any(|(_, list)| !list.is_empty())
+    }
+
     pub fn group_lane(&self, group: &GroupId, lane: &Lane) -> Option<&GroupLane> {
         self.groups.get(group)?.get(lane)
     }

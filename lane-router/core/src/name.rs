@@ -105,6 +105,18 @@ pub fn split_group(name: &str) -> Option<(GroupId, Lane)> {
     Some((GroupId::new(base), Lane::parse(lane).ok()?))
 }
 
+/// The client id by which the lane-router speaks for a client of `lane`: `unique` keeps two clients
+/// apart that call themselves the same.
+pub fn forwarded_client_id(client_id: &str, lane: &Lane, unique: &str) -> String {
+    format!("{client_id}@{lane}#{unique}")
+}
+
+/// The lane in a client id that the lane-router made.
+pub fn forwarded_lane(client_id: &str) -> Option<Lane> {
+    let (named, _unique) = client_id.rsplit_once('#')?;
+    Lane::parse(named.rsplit_once('@')?.1).ok()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -128,6 +140,17 @@ mod tests {
             assert!(Lane::parse(bad).is_err(), "{bad}");
         }
         assert!(Lane::parse(&"x".repeat(63)).is_ok());
+    }
+
+    #[test]
+    fn a_forwarded_client_id_names_its_lane_whatever_the_client_calls_itself() {
+        let lane = Lane::parse("boe-cart").unwrap();
+        for client in ["", "rdkafka", "a@b#c", "x@ppe-1"] {
+            let forwarded = forwarded_client_id(client, &lane, "10.0.0.1");
+            assert_eq!(forwarded_lane(&forwarded), Some(lane.clone()), "{forwarded}");
+        }
+        assert_eq!(forwarded_lane("rdkafka"), None);
+        assert_eq!(forwarded_lane("a@B#1"), None);
     }
 
     #[test]

@@ -1,0 +1,319 @@
+//! What a reader is shown of a partition: ranges of the segment file where nothing is hidden, rebuilt
+//! batches where records of several lanes mix, and an empty batch over what was hidden whole.
+//!
+//! Markers of ours are cut out for everybody. A reader that sees only its lane never touches the bytes
+//! of other batches: the batch index says where to go on.
+//!
+//! Invariant: a decision is made by rules that are as new as the end of what was read, and not newer
+//! than a log start that is above its beginning.
+
+use bytes::Bytes;
+use kafka::batch::Attributes;
+use kafka::{Batch, BatchHeader, LeaderEpoch, Offset, ProducerEpoch, ProducerId, TimestampMs};
+use lane_core::{LaneRules, LaneSummary, Showing, View};
+
+use super::cache::{Rebuilt, RebuiltKey};
+use crate::log::{BatchEntry, BatchKind};
+use crate::partition::{Partition, ReadError, ReadOutcome, ReadUpTo, Slice, Watermarks};
+
+/// How a connection reads a partition.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Reading {
+    /// Everything but markers: no lane is involved.
+    Plain,
+    View(View),
+    /// It is not known yet who reads: nothing is shown, and no progress made.
+    Wait,
+}
+
+/// Where the fetch of one partition stands while it waits: what was scanned is not scanned again.
+#[derive(Clone, Debug)]
+pub struct Scan {
+    asked: Offset,
+    scanned: Offset,
+    reading: Reading,
+}
+
+/// One stretch of an answer.
+#[derive(Clone, Debug)]
+pub enum Part {
+    File(Slice),
+    Bytes(Bytes),
+}
+
+/// What a reader gets.
+#[derive(Clone, Debug)]
+pub struct Shown {
+    /// Whole batches in order.
+    pub parts: Vec<Part>,
+    pub len: usize,
+    pub watermarks: Watermarks,
+}
+
+/// Reads of hidden data in one look; after that the fetch is answered with what progress there is.
+const ROUNDS_MAX: usize = 32;
+/// Entries of the batch index looked at in one step.
+const ENTRIES_STEP: usize = 4096;
+
+impl Scan {
+    pub fn new(asked: Offset) -> Scan {
+        Scan { asked, scanned: asked, reading: Reading::Wait }
+    }
+
+    /// Something was hidden between what was asked for and what comes next.
+    pub fn has_progress(&self) -> bool {
+        self.scanned > self.asked
+    }
+
+    /// An empty batch over what was scanned and hidden, for an answer that would else be empty.
+    pub fn filler(&self, epoch: LeaderEpoch) -> Option<Bytes> {
+        let like = BatchHeader {
+            base_offset: self.asked,
+            batch_length: 0,
+            leader_epoch: epoch,
+            crc: 0,
+            attributes: Attributes(0),
+            last_offset_delta: 0,
+            base_timestamp: TimestampMs::NONE,
+            max_timestamp: TimestampMs::NONE,
+            producer_id: ProducerId::NONE,
+            producer_epoch: ProducerEpoch(-1),
+            base_sequence: -1,
+            record_count: 0,
+        };
+        let filler = || lane_core::batch::emptied_range(self.asked, self.scanned, &like).bytes;
+        self.has_progress().then(filler)
+    }
+
+    /// A reader that turns out to be somebody else has seen nothing yet.
+    fn is_read_by(&mut self, reading: &Reading) {
+        if self.reading != *reading {
+            self.reading = reading.clone();
+            self.scanned = self.asked;
+        }
+    }
+}
+
+/// Looks at `partition` from where `scan` stands. An empty answer means: wait for more.
+pub fn show(
+    partition: &Partition,
+    reading: &Reading,
+    scan: &mut Scan,
+    max_bytes: usize,
+    at_least_one: bool,
+    rebuilt: &Rebuilt,
+) -> Result<Shown, ReadError> {
+    scan.is_read_by(reading);
+    let mut watermarks = partition.watermarks();
+    let nothing = |watermarks| Shown { parts: Vec::new(), len: 0, watermarks };
+    if *reading == Reading::Wait {
+        return Ok(nothing(watermarks));
+    }
+    for _ in 0..ROUNDS_MAX {
+        if !skip_to_lane(partition, reading, scan)? {
+            break;
+        }
+        let outcome = partition.read(scan.scanned, max_bytes, at_least_one, ReadUpTo::HighWatermark)?;
+        watermarks = outcome.watermarks;
+        if outcome.slice.is_none() {
+            if outcome.next <= scan.scanned {
+                break;
+            }
+            scan.scanned = outcome.next;
+            continue;
+        }
+        let rules = rules_for(partition, scan.scanned)?;
+        let parts = Cut { partition, reading, rules: &rules, rebuilt }.parts(&outcome)?;
+        let len = parts.iter().map(Part::byte_len).sum();
+        if len > 0 {
+            return Ok(Shown { parts, len, watermarks });
+        }
+        scan.scanned = outcome.next;
+    }
+    Ok(nothing(watermarks))
+}
+
+/// The rules for records at and above `from`. Retention forgets rules with the records they judge, so
+/// a read that it has overtaken must not be judged.
+fn rules_for(partition: &Partition, from: Offset) -> Result<std::sync::Arc<LaneRules>, ReadError> {
+    let (rules, log_start) = partition.with_fold(|fold| (fold.lanes.rules(), fold.log_start));
+    if from < log_start {
+        let high_watermark = partition.watermarks().high_watermark;
+        return Err(ReadError::OutOfRange { log_start, high_watermark });
+    }
+    Ok(rules)
+}
+
+/// Moves a reader that sees only its lane to the next batch that may hold a record of it; false if
+/// there is none yet.
+fn skip_to_lane(partition: &Partition, reading: &Reading, scan: &mut Scan) -> Result<bool, ReadError> {
+    let Reading::View(view) = reading else { return Ok(true) };
+    if view.only_lane().is_none() {
+        return Ok(true);
+    }
+    loop {
+        let from = scan.scanned;
+        let special = partition.special(from, ENTRIES_STEP)?;
+        let rules = rules_for(partition, from)?;
+        let seen = |entry: &&BatchEntry| match &entry.kind {
+            BatchKind::Lanes(summary) => {
+                entry.next > from && rules.showing(view, summary, entry.base) != Showing::Hidden
+            }
+            BatchKind::Marker { .. } => false,
+        };
+        if let Some(entry) = special.entries.iter().find(seen) {
+            scan.scanned = from.max(entry.base);
+            return Ok(true);
+        }
+        scan.scanned = from.max(special.upto);
+        if scan.scanned >= special.high_watermark || scan.scanned == from {
+            return Ok(false);
+        }
+    }
+}
+
+/// The next offset at or above `from` that `reading` may see, or the high watermark: where a group
+/// that committed `from` really stands. Looks at a bounded number of batches.
+pub fn round_up(partition: &Partition, reading: &Reading, from: Offset) -> Result<Offset, ReadError> {
+    let mut scan = Scan { asked: from, scanned: from, reading: reading.clone() };
+    if let Reading::View(view) = reading
+        && view.only_lane().is_some()
+    {
+        skip_to_lane(partition, reading, &mut scan)?;
+        return Ok(scan.scanned);
+    }
+    for _ in 0..ROUNDS_MAX {
+        let special = partition.special(scan.scanned, ENTRIES_STEP)?;
+        let rules = rules_for(partition, scan.scanned)?;
+        let mut moved = false;
+        for entry in &special.entries {
+            let here = entry.base <= scan.scanned && scan.scanned < entry.next;
+            if here && is_hidden(reading, &rules, entry) {
+                scan.scanned = entry.next.min(special.high_watermark);
+                moved = true;
+            }
+        }
+        if !moved {
+            break;
+        }
+    }
+    Ok(scan.scanned)
+}
+
+fn is_hidden(reading: &Reading, rules: &LaneRules, entry: &BatchEntry) -> bool {
+    match (&entry.kind, reading) {
+        (BatchKind::Marker { .. }, _) => true,
+        (BatchKind::Lanes(summary), Reading::View(view)) => {
+            rules.showing(view, summary, entry.base) == Showing::Hidden
+        }
+        (BatchKind::Lanes(_), Reading::Plain | Reading::Wait) => false,
+    }
+}
+
+/// Cutting one read.
+struct Cut<'a> {
+    partition: &'a Partition,
+    reading: &'a Reading,
+    rules: &'a LaneRules,
+    rebuilt: &'a Rebuilt,
+}
+
+impl Cut<'_> {
+    fn parts(&self, outcome: &ReadOutcome) -> Result<Vec<Part>, ReadError> {
+        let Some(slice) = &outcome.slice else { return Ok(Vec::new()) };
+        let end = slice.position + slice.len as u64;
+        let mut parts = Vec::new();
+        let mut at = slice.position;
+        for entry in &outcome.entries {
+            let from = u64::from(entry.position);
+            let to = from + u64::from(entry.length);
+            if from < at || to > end {
+                continue; // the marker of a unit that began before the slice
+            }
+            let middle = match self.middle(entry, slice)? {
+                Middle::Keep => continue,
+                Middle::Cut => None,
+                Middle::Replace(bytes) => Some(bytes),
+            };
+            self.between(slice, at, from, &mut parts);
+            parts.extend(middle.map(Part::Bytes));
+            at = to;
+        }
+        self.between(slice, at, end, &mut parts);
+        Ok(parts)
+    }
+
+    /// Batches without an entry are plain: baseline records alone.
+    fn between(&self, slice: &Slice, from: u64, to: u64, parts: &mut Vec<Part>) {
+        let sees_plain = match self.reading {
+            Reading::Plain => true,
+            Reading::View(view) => view.sees_baseline(),
+            Reading::Wait => false,
+        };
+        if sees_plain && from < to {
+            parts.push(Part::File(slice.part(from, to)));
+        }
+    }
+
+    fn middle(&self, entry: &BatchEntry, slice: &Slice) -> Result<Middle, ReadError> {
+        let (summary, view) = match (&entry.kind, self.reading) {
+            (BatchKind::Marker { .. }, _) => return Ok(Middle::Cut),
+            (BatchKind::Lanes(_), Reading::Plain) => return Ok(Middle::Keep),
+            (BatchKind::Lanes(_), Reading::Wait) => return Ok(Middle::Cut),
+            (BatchKind::Lanes(summary), Reading::View(view)) => (summary, view),
+        };
+        match self.rules.showing(view, summary, entry.base) {
+            // A reader of one lane alone does not see what lies between, so its batches are named.
+            Showing::Visible if !view.sees_baseline() => {
+                let from = u64::from(entry.position);
+                let part = slice.part(from, from + u64::from(entry.length));
+                Ok(Middle::Replace(part.bytes()?))
+            }
+            Showing::Visible => Ok(Middle::Keep),
+            Showing::Hidden => Ok(Middle::Cut),
+            Showing::Mixed => self.rebuild(entry, slice, summary, view),
+        }
+    }
+
+    fn rebuild(
+        &self,
+        entry: &BatchEntry,
+        slice: &Slice,
+        summary: &LaneSummary,
+        view: &View,
+    ) -> Result<Middle, ReadError> {
+        let key = RebuiltKey::new(self.partition, entry.base, self.rules, summary, view);
+        if let Some(bytes) = key.as_ref().and_then(|key| self.rebuilt.find(key)) {
+            return Ok(Middle::Replace(bytes));
+        }
+        let from = u64::from(entry.position);
+        let mut bytes = slice.part(from, from + u64::from(entry.length)).bytes()?;
+        let damaged = |error| ReadError::Damaged { position: from, error };
+        let batch = Batch::split_first(&mut bytes, false).map_err(damaged)?;
+        let judge = summary.judged_by().cloned().unwrap_or_else(|| self.rules.extractors_at(entry.base));
+        let seen = |lane: &_| self.rules.sees(view, lane, entry.base);
+        let kept = lane_core::batch::filter(&batch, &judge, seen).map_err(damaged)?;
+        if kept.header.record_count == 0 {
+            return Ok(Middle::Cut);
+        }
+        if let Some(key) = key {
+            self.rebuilt.keep(key, kept.bytes.clone());
+        }
+        Ok(Middle::Replace(kept.bytes))
+    }
+}
+
+enum Middle {
+    Keep,
+    Cut,
+    Replace(Bytes),
+}
+
+impl Part {
+    pub fn byte_len(&self) -> usize {
+        match self {
+            Part::File(slice) => slice.len,
+            Part::Bytes(bytes) => bytes.len(),
+        }
+    }
+}

@@ -1,0 +1,70 @@
+//! Turning lanes on and off for the partitions of a topic: the extractor list in the log.
+//!
+//! A batch is judged by the list that lies before it in the log, so the list is appended, durably,
+//! before the setting is said to hold.
+
+use std::sync::Arc;
+
+use kafka::ErrorCode;
+use kafka::control::Marker;
+use lane_core::Extractors;
+
+use crate::clock;
+use crate::partition::{AppendError, DurableError, Partition};
+
+/// Why lanes could not be switched.
+#[derive(Debug, thiserror::Error)]
+pub enum SwitchError {
+    #[error(
+        "partition {0} holds records of a PPE lane or intervals of lanes; they would lose their owner if \
+         lanes were turned off"
+    )]
+    Held(String),
+    #[error("partition {partition}: {error}")]
+    Append { partition: String, error: AppendError },
+    #[error("partition {partition}: {error}")]
+    Durable { partition: String, error: DurableError },
+}
+
+impl SwitchError {
+    pub fn code(&self) -> ErrorCode {
+        match self {
+            SwitchError::Held(_) => ErrorCode::PolicyViolation,
+            SwitchError::Append { error, .. } => error.code(),
+            SwitchError::Durable { .. } => ErrorCode::KafkaStorageError,
+        }
+    }
+}
+
+/// Makes `extractors` (none: lanes off) the list of every partition; ready when that is durable.
+/// Partitions that have it already are left alone, so that it can be tried again.
+pub async fn switch_lanes(partitions: &[Arc<Partition>], extractors: &Extractors) -> Result<(), SwitchError> {
+    // Nothing is switched where one partition will refuse.
+    if extractors.is_empty()
+        && let Some(held) =
+            partitions.iter().find(|p| p.with_fold(|fold| fold.lanes.holds_ppe_or_intervals()))
+    {
+        return Err(SwitchError::Held(held.to_string()));
+    }
+    let marker = Marker::Extractors(extractors.texts().to_vec());
+    for partition in partitions {
+        let check = |fold: &broker_core::Fold| {
+            if *fold.lanes.extractors() == *extractors {
+                return Err(None);
+            }
+            let held = extractors.is_empty() && fold.lanes.holds_ppe_or_intervals();
+            if held { Err(Some(SwitchError::Held(partition.to_string()))) } else { Ok(()) }
+        };
+        let appended = partition.append_marker(&marker, clock::now(), check);
+        let named = |error| SwitchError::Append { partition: partition.to_string(), error };
+        match appended.map_err(named)? {
+            Ok(at) => {
+                let durable = partition.wait_durable(at.plus(1)).await;
+                durable.map_err(|error| SwitchError::Durable { partition: partition.to_string(), error })?;
+            }
+            Err(None) => {}
+            Err(Some(held)) => return Err(held),
+        }
+    }
+    Ok(())
+}

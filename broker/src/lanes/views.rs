@@ -1,0 +1,257 @@
+//! Who reads what: for each client id and partition, the groups that gave it to a client of that name.
+//!
+//! A Fetch carries no group, so it is matched by what its connection shows. The host only narrows
+//! several candidates and never makes a Fetch unmatched, because NAT shows other addresses. Until every
+//! coordinator has told its views, unmatched means "not known yet"; only then does it mean "no group".
+
+use std::collections::{HashMap, HashSet};
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use kafka::{GroupId, PartitionIndex, TopicName};
+use lane_core::View;
+use parking_lot::{Mutex, RwLock};
+
+use crate::server::Principal;
+
+/// The view registry.
+#[derive(Debug, Default)]
+pub struct Views {
+    inner: RwLock<Inner>,
+    /// Every coordinator has told what it knows.
+    known: AtomicBool,
+    /// Pairs of groups that were reported as not to be told apart, and readers without a group.
+    told: Mutex<HashSet<Told>>,
+}
+
+#[derive(Debug, Default)]
+struct Inner {
+    readers: HashMap<String, HashMap<(TopicName, PartitionIndex), Vec<Candidate>>>,
+    /// Where a group's candidates are, to replace them.
+    groups: HashMap<GroupId, Vec<(String, TopicName, PartitionIndex)>>,
+}
+
+#[derive(Clone, Debug)]
+struct Candidate {
+    group: GroupId,
+    view: View,
+    /// `None` until the member has been heard of after a start.
+    principal: Option<Principal>,
+    host: String,
+}
+
+/// A member of a group, as the registry needs it.
+#[derive(Clone, Debug)]
+pub struct Member<'a> {
+    pub client_id: &'a str,
+    pub principal: Option<Principal>,
+    pub host: &'a str,
+    pub partitions: &'a [(TopicName, PartitionIndex)],
+}
+
+/// What a connection shows of itself.
+#[derive(Clone, Copy, Debug)]
+pub struct Reader<'a> {
+    pub client_id: &'a str,
+    pub principal: &'a Principal,
+    pub host: &'a str,
+}
+
+/// Who a reader is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Found {
+    View(View),
+    /// Of no group.
+    NoGroup,
+    /// Not known yet, or two groups that may not be mixed up: no progress.
+    Wait,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+enum Told {
+    Ambiguous(GroupId, GroupId),
+    NoGroup(String),
+}
+
+/// Most different warnings; beyond this none is given.
+const TOLD_MAX: usize = 1000;
+
+impl Views {
+    /// Replaces what is known of `group`.
+    pub fn replace(&self, group: &GroupId, view: &View, members: &[Member<'_>]) {
+        let mut inner = self.inner.write();
+        inner.remove(group);
+        let mut places = Vec::new();
+        for member in members {
+            for (topic, partition) in member.partitions {
+                let reader = inner.readers.entry(member.client_id.to_owned()).or_default();
+                reader.entry((topic.clone(), *partition)).or_default().push(Candidate {
+                    group: group.clone(),
+                    view: view.clone(),
+                    principal: member.principal.clone(),
+                    host: member.host.to_owned(),
+                });
+                places.push((member.client_id.to_owned(), topic.clone(), *partition));
+            }
+        }
+        if !places.is_empty() {
+            inner.groups.insert(group.clone(), places);
+        }
+    }
+
+    /// Every coordinator has told its views: from now on unmatched means "no group".
+    pub fn all_known(&self) {
+        self.known.store(true, Ordering::Release);
+    }
+
+    /// Who reads this partition over such a connection.
+    pub fn find(&self, reader: Reader<'_>, topic: &TopicName, partition: PartitionIndex) -> Found {
+        let candidates = self.candidates(reader, topic, partition);
+        let Some(first) = candidates.first() else {
+            return if self.known.load(Ordering::Acquire) { Found::NoGroup } else { Found::Wait };
+        };
+        if let Some(other) = candidates.iter().find(|c| c.view != first.view) {
+            self.tell_ambiguous(&first.group, &other.group, reader.client_id);
+        }
+        let views = candidates.iter().map(|c| c.view.clone()).collect();
+        View::merged(views).map_or(Found::Wait, Found::View)
+    }
+
+    fn candidates(&self, reader: Reader<'_>, topic: &TopicName, partition: PartitionIndex) -> Vec<Candidate> {
+        let inner = self.inner.read();
+        let of_client = inner.readers.get(reader.client_id);
+        let all = of_client.and_then(|r| r.get(&(topic.clone(), partition)));
+        let fits = |c: &&Candidate| c.principal.as_ref().is_none_or(|p| p == reader.principal);
+        let fitting: Vec<&Candidate> = all.into_iter().flatten().filter(fits).collect();
+        let here: Vec<&Candidate> = fitting.iter().filter(|c| c.host == reader.host).copied().collect();
+        let narrowed = if here.is_empty() { fitting } else { here };
+        narrowed.into_iter().cloned().collect()
+    }
+
+    /// Says once that a client reads a topic with lanes without a group.
+    pub fn tell_no_group(&self, client_id: &str, topic: &TopicName) {
+        if self.tell(Told::NoGroup(client_id.to_owned())) {
+            tracing::warn!(
+                client_id, %topic,
+                "a consumer without a group reads a topic with lanes; it sees baseline records only"
+            );
+        }
+    }
+
+    /// Pairs of groups whose readers cannot be told apart.
+    pub fn ambiguous(&self) -> Vec<(GroupId, GroupId)> {
+        let told = self.told.lock();
+        let pair = |t: &Told| match t {
+            Told::Ambiguous(a, b) => Some((a.clone(), b.clone())),
+            Told::NoGroup(_) => None,
+        };
+        told.iter().filter_map(pair).collect()
+    }
+
+    fn tell_ambiguous(&self, a: &GroupId, b: &GroupId, client_id: &str) {
+        let (a, b) = if a < b { (a, b) } else { (b, a) };
+        if self.tell(Told::Ambiguous(a.clone(), b.clone())) {
+            tracing::warn!(
+                client_id, group = %a, other_group = %b,
+                "consumers of two groups cannot be told apart; give each consumer its own client.id"
+            );
+        }
+    }
+
+    fn tell(&self, what: Told) -> bool {
+        let mut told = self.told.lock();
+        told.len() < TOLD_MAX && told.insert(what)
+    }
+}
+
+impl Inner {
+    fn remove(&mut self, group: &GroupId) {
+        for (client_id, topic, partition) in self.groups.remove(group).unwrap_or_default() {
+            let Some(reader) = self.readers.get_mut(&client_id) else { continue };
+            let key = (topic, partition);
+            if let Some(candidates) = reader.get_mut(&key) {
+                candidates.retain(|c| c.group != *group);
+                if candidates.is_empty() {
+                    reader.remove(&key);
+                }
+            }
+            if reader.is_empty() {
+                self.readers.remove(&client_id);
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use lane_core::Lane;
+
+    use super::*;
+
+    fn group(name: &str) -> GroupId {
+        GroupId::new(name)
+    }
+
+    fn share() -> Vec<(TopicName, PartitionIndex)> {
+        vec![(TopicName::parse("t").unwrap(), PartitionIndex(0))]
+    }
+
+    fn lane_view(group_name: &str, lane: &str) -> View {
+        View::Lane(group(group_name), Lane::parse(lane).unwrap())
+    }
+
+    fn join(views: &Views, group_name: &str, view: &View, client_id: &str, host: &str) {
+        let partitions = share();
+        let member =
+            Member { client_id, principal: Some(Principal::Anonymous), host, partitions: &partitions };
+        views.replace(&group(group_name), view, &[member]);
+    }
+
+    fn find(views: &Views, client_id: &str, host: &str) -> Found {
+        let reader = Reader { client_id, principal: &Principal::Anonymous, host };
+        views.find(reader, &share()[0].0, PartitionIndex(0))
+    }
+
+    #[test]
+    fn unmatched_means_wait_until_every_coordinator_has_spoken() {
+        let views = Views::default();
+        assert_eq!(find(&views, "rdkafka", "/1"), Found::Wait);
+        join(&views, "orders", &View::Baseline(group("orders")), "rdkafka", "/1");
+        assert_eq!(find(&views, "rdkafka", "/1"), Found::View(View::Baseline(group("orders"))));
+        views.all_known();
+        assert_eq!(find(&views, "other", "/1"), Found::NoGroup);
+        views.replace(&group("orders"), &View::Baseline(group("orders")), &[]);
+        assert_eq!(find(&views, "rdkafka", "/1"), Found::NoGroup);
+        assert!(views.inner.read().readers.is_empty());
+    }
+
+    #[test]
+    fn the_host_narrows_and_never_unmatches() {
+        let views = Views::default();
+        let orders = View::Baseline(group("orders"));
+        join(&views, "orders", &orders, "rdkafka", "/1");
+        assert_eq!(find(&views, "rdkafka", "/9"), Found::View(orders.clone()));
+        join(&views, "billing", &View::Baseline(group("billing")), "rdkafka", "/2");
+        assert_eq!(find(&views, "rdkafka", "/1"), Found::View(orders));
+        assert!(matches!(find(&views, "rdkafka", "/9"), Found::View(View::AnyOf(both)) if both.len() == 2));
+        assert_eq!(views.ambiguous(), [(group("billing"), group("orders"))]);
+    }
+
+    #[test]
+    fn a_ppe_view_that_cannot_be_told_apart_makes_no_progress() {
+        let views = Views::default();
+        views.all_known();
+        join(&views, "orders", &View::Baseline(group("orders")), "rdkafka", "/1");
+        join(&views, "orders@ppe-1", &lane_view("orders", "ppe-1"), "rdkafka", "/1");
+        assert_eq!(find(&views, "rdkafka", "/1"), Found::Wait);
+    }
+
+    #[test]
+    fn another_principal_is_another_reader() {
+        let views = Views::default();
+        views.all_known();
+        join(&views, "orders", &View::Baseline(group("orders")), "rdkafka", "/1");
+        let cert = Principal::Certificate("somebody".into());
+        let reader = Reader { client_id: "rdkafka", principal: &cert, host: "/1" };
+        assert_eq!(views.find(reader, &share()[0].0, PartitionIndex(0)), Found::NoGroup);
+    }
+}
