@@ -1,20 +1,27 @@
 //! The broker's state: who it is, its partitions, and the parts that own the rest.
 
 use std::collections::HashMap;
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
+use std::time::Duration;
 
 use broker_store::{MetaError, MetaStore, SegmentStore, StoreError};
 use kafka::{BrokerId, ClusterId, LeaderEpoch, PartitionIndex, RegionId, RegionName, TopicId, TopicName};
+use lane_core::Lane;
 use parking_lot::RwLock;
 use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 
 use crate::clock;
 use crate::config::Config;
+use crate::control::LinkBoard;
+use crate::coordinator::{self, Coordinator, GroupConfig};
+use crate::lanes::{LaneParts, Lanes, Owned};
 use crate::log::recovery::RecoverError;
 use crate::metrics::Metrics;
 use crate::partition::{Flusher, OpenPartition, Partition, Settings};
+use crate::producer_ids::ProducerIds;
 use crate::server::ListenerInfo;
+use crate::topics::TopicRegistry;
 
 /// Who this broker is, as the metadata store remembers it.
 #[derive(Clone, Debug)]
@@ -37,6 +44,12 @@ pub struct Broker {
     pub metrics: Metrics,
     pub service: chassis::ServiceHandle,
     pub listeners: Vec<Arc<ListenerInfo>>,
+    pub topics: Arc<TopicRegistry>,
+    pub coordinator: Coordinator,
+    pub lanes: Arc<Lanes>,
+    pub producer_ids: ProducerIds,
+    /// What the mirror reports.
+    pub links: LinkBoard,
     partitions: RwLock<Arc<PartitionMap>>,
 }
 
@@ -49,6 +62,8 @@ pub enum OpenError {
     Recover { topic: TopicName, index: i32, error: RecoverError },
     #[error("opening partitions of {0} was interrupted")]
     Interrupted(TopicName),
+    #[error(transparent)]
+    Store(#[from] StoreError),
 }
 
 /// What a broker is made of.
@@ -60,20 +75,40 @@ pub struct Parts {
     pub flusher: Arc<Flusher>,
     pub service: chassis::ServiceHandle,
     pub listeners: Vec<Arc<ListenerInfo>>,
+    pub topics: Arc<TopicRegistry>,
+    /// Whether a lane exists and is not being deleted.
+    pub lane_exists: Arc<dyn Fn(&Lane) -> bool + Send + Sync>,
 }
 
 impl Broker {
     pub fn new(parts: Parts) -> Arc<Broker> {
-        Arc::new(Broker {
-            metrics: Metrics::new(parts.service.metrics()),
-            config: parts.config,
-            identity: parts.identity,
-            meta: parts.meta,
-            store: parts.store,
-            flusher: parts.flusher,
-            service: parts.service,
-            listeners: parts.listeners,
-            partitions: RwLock::default(),
+        let registry = parts.topics.clone();
+        let topic_exists = Arc::new(move |topic: &TopicName| registry.by_name(topic.as_str()).is_some());
+        Arc::new_cyclic(|me: &Weak<Broker>| {
+            let lanes = Lanes::new(LaneParts {
+                owned: owned(me),
+                exists: parts.lane_exists,
+                epoch: parts.identity.epoch.0,
+                grace: Duration::from_secs(u64::from(parts.config.lane_grace_seconds)),
+            });
+            let rules = GroupConfig::of(&parts.config);
+            let stop = parts.service.stopping().clone();
+            Broker {
+                topics: parts.topics,
+                coordinator: Coordinator::new(rules, lanes.clone(), topic_exists, stop),
+                lanes,
+                producer_ids: ProducerIds::new(parts.meta.clone()),
+                links: LinkBoard::default(),
+                metrics: Metrics::new(parts.service.metrics()),
+                config: parts.config,
+                identity: parts.identity,
+                meta: parts.meta,
+                store: parts.store,
+                flusher: parts.flusher,
+                service: parts.service,
+                listeners: parts.listeners,
+                partitions: RwLock::default(),
+            }
         })
     }
 
@@ -159,6 +194,27 @@ impl Broker {
 
     /// Opens everything that the metadata store says is this broker's.
     pub async fn recover(self: &Arc<Self>) -> Result<(), OpenError> {
+        self.remove_orphans()?;
+        for topic in self.topics.all() {
+            self.open_partitions(&topic.name, topic.id, topic.partitions, &topic.settings).await?;
+        }
+        coordinator::serve_existing(self);
+        self.coordinator.loaded().await;
+        self.lanes.views_known();
+        Ok(())
+    }
+
+    /// Files of topics that were deleted before their files were.
+    fn remove_orphans(&self) -> Result<(), OpenError> {
+        let root = broker_store::StorePath::root();
+        for entry in self.store.list(&root)? {
+            let Ok(id) = Uuid::parse_str(&entry.name) else { continue };
+            if self.topics.by_id(TopicId(id)).is_none() {
+                tracing::info!(topic_id = %id, "removing the files of a deleted topic");
+                let dir = root.join(&entry.name).map_err(|e| StoreError::Io(e.to_string()))?;
+                self.store.delete(&dir)?;
+            }
+        }
         Ok(())
     }
 
@@ -168,6 +224,15 @@ impl Broker {
             partition.release(clock::now());
         }
         self.flusher.stop();
+    }
+}
+
+/// The partitions, as lanes see them: lanes are a part of the broker and must not keep it alive.
+fn owned(broker: &Weak<Broker>) -> Owned {
+    let (one, all) = (broker.clone(), broker.clone());
+    Owned {
+        find: Arc::new(move |topic, index| one.upgrade()?.partition(topic.as_str(), index.0)),
+        all: Arc::new(move || all.upgrade().map(|b| b.all_partitions()).unwrap_or_default()),
     }
 }
 

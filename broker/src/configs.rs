@@ -11,7 +11,7 @@ use std::collections::BTreeMap;
 
 use crate::partition::Settings;
 
-pub use broker_keys::{BrokerKey, BrokerValues, CONTROL_ADDRESS, broker_keys};
+pub use broker_keys::{BrokerKey, BrokerValues, broker_keys};
 pub use topic_keys::TOPIC_KEYS;
 
 /// Values that were set for one topic, by key.

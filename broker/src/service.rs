@@ -10,8 +10,11 @@ use tokio::net::TcpListener;
 use crate::broker::{Broker, Identity, IdentityError, OpenError, Parts};
 use crate::clock;
 use crate::config::{Config, Storage};
+use crate::configs::{Overrides, TopicDefaults};
+use crate::control;
 use crate::partition::Flusher;
 use crate::server::{BindError, BoundListener};
+use crate::topics::{TopicError, TopicRegistry};
 
 /// Why a broker does not start; each names the thing.
 #[derive(Debug, thiserror::Error)]
@@ -26,6 +29,10 @@ pub enum StartError {
     Bind(#[from] BindError),
     #[error(transparent)]
     Open(#[from] OpenError),
+    #[error(transparent)]
+    Control(#[from] control::ControlError),
+    #[error("topics in the metadata store: {0}")]
+    Topics(#[from] TopicError),
     #[error("cannot start a thread: {0}")]
     Thread(std::io::Error),
     #[error("http_bind {address}: {error}")]
@@ -58,7 +65,22 @@ pub async fn start(config: Config, service: ServiceHandle) -> Result<Running, St
         true => None,
         false => Some(config.http_bind.clone()),
     };
-    let broker = Broker::new(Parts { config, identity, meta, store, flusher, service: service.clone(), listeners });
+    let control = control::bind(&config).await?;
+    let directory = control::open_lanes(meta.clone(), &config).await?;
+    let topics = Arc::new(open_topics(&config, meta.clone()).await?);
+    let lane_exists = lane_exists(directory.clone());
+    let service_handle = service.clone();
+    let broker = Broker::new(Parts {
+        config,
+        identity,
+        meta,
+        store,
+        flusher,
+        service: service_handle,
+        listeners,
+        topics,
+        lane_exists,
+    });
     if let Some(address) = http {
         serve_http(&service, address).await?;
     }
@@ -67,11 +89,24 @@ pub async fn start(config: Config, service: ServiceHandle) -> Result<Running, St
     for listener in bound {
         listener.serve(&broker);
     }
+    control::serve(&broker, directory, control);
+    follow_lanes(&broker);
     keep_house(&broker);
     service.set_ready(true);
     let identity = &broker.identity;
     tracing::info!(region = %identity.region, cluster = %identity.cluster_id, epoch = %identity.epoch, "broker ready");
     Ok(Running { broker, addresses })
+}
+
+fn lane_exists(directory: Arc<control::LaneDirectory>) -> Arc<dyn Fn(&lane_core::Lane) -> bool + Send + Sync> {
+    Arc::new(move |lane| directory.lane(lane.as_str()).is_ok_and(|object| !object.deleting))
+}
+
+async fn open_topics(config: &Config, meta: Arc<dyn MetaStore>) -> Result<TopicRegistry, StartError> {
+    let lanes = ("sealane.lanes".to_owned(), config.lanes_default.to_string());
+    let values = if config.lanes_default { [lanes].into() } else { Overrides::default() };
+    let defaults = TopicDefaults::new(values).map_err(TopicError::Config)?;
+    Ok(TopicRegistry::load(meta, defaults, config.num_partitions).await?)
 }
 
 fn open_stores(config: &Config) -> Result<(Arc<dyn SegmentStore>, Arc<dyn MetaStore>), StartError> {
@@ -93,10 +128,30 @@ async fn serve_http(service: &ServiceHandle, address: String) -> Result<(), Star
     served.map(|_| ()).map_err(|error| StartError::Http { address, error })
 }
 
+/// Grace timers of lanes; and word to them when every group of the log has been taken over.
+fn follow_lanes(broker: &Arc<Broker>) {
+    let (lanes, stop) = (broker.lanes.clone(), broker.service.stopping().clone());
+    broker.service.spawn("lanes", async move {
+        lanes.run(stop).await;
+        Ok::<(), std::io::Error>(())
+    });
+    let (taking_over, stop) = (broker.clone(), broker.service.stopping().clone());
+    broker.service.spawn_child(async move {
+        if stop.run_until_cancelled(taking_over.coordinator.loaded()).await.is_some() {
+            taking_over.lanes.views_known();
+        }
+    });
+}
+
 /// Retention at its interval; and, at the very end, the release of all partitions.
 fn keep_house(broker: &Arc<Broker>) {
     let period = Duration::from_millis(u64::from(broker.config.retention_check_ms.max(10)));
     let (cleaner, stop) = (broker.clone(), broker.service.stopping().clone());
+    let (lanes, stop_lanes) = (broker.lanes.clone(), broker.service.stopping().clone());
+    broker.service.spawn("lanes", async move {
+        lanes.run(stop_lanes).await;
+        Ok::<(), std::io::Error>(())
+    });
     broker.service.spawn("retention", async move {
         while stop.run_until_cancelled(tokio::time::sleep(period)).await.is_some() {
             let broker = cleaner.clone();

@@ -13,7 +13,7 @@ use kafka::names::NameError;
 use kafka::{ErrorCode, TopicId, TopicName};
 use parking_lot::RwLock;
 use serde::{Deserialize, Serialize};
-use tokio::sync::{Mutex, watch};
+use tokio::sync::{Mutex, MutexGuard, watch};
 use uuid::Uuid;
 
 use crate::configs::{self, ConfigError, Overrides, TopicDefaults};
@@ -76,6 +76,8 @@ pub struct TopicRegistry {
     default_partitions: i32,
     topics: RwLock<Topics>,
     changing: Mutex<()>,
+    /// Held around a change that goes beyond the metadata.
+    whole_change: Mutex<()>,
     generation: watch::Sender<u64>,
 }
 
@@ -132,6 +134,7 @@ impl TopicRegistry {
             default_partitions,
             topics: RwLock::new(topics),
             changing: Mutex::new(()),
+            whole_change: Mutex::new(()),
             generation: watch::Sender::new(0),
         })
     }
@@ -161,6 +164,11 @@ impl TopicRegistry {
         let topics = self.topics.read();
         let range = topics.by_name.range::<str, _>((Included(from), Unbounded));
         range.take(limit).map(|(_, stored)| stored.topic.clone()).collect()
+    }
+
+    /// For whoever changes metadata and partitions together: one at a time.
+    pub async fn one_change(&self) -> MutexGuard<'_, ()> {
+        self.whole_change.lock().await
     }
 
     /// A number that grows with every change of any topic.

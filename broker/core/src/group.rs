@@ -215,6 +215,11 @@ impl Group {
         self.members.get(id)
     }
 
+    /// The group as it would go to the log now.
+    pub fn current(&self) -> GroupMetadata {
+        self.metadata(&self.members.values().map(|m| (m.id.clone(), m.assignment.clone())).collect())
+    }
+
     /// No member, none on its way in, no write outstanding: nothing is lost when it is forgotten.
     pub fn is_idle(&self) -> bool {
         self.state == GroupState::Empty && self.pending.is_empty() && self.stores.is_empty()

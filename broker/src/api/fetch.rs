@@ -1,22 +1,24 @@
 //! Fetch (KIP-74, KIP-227 with session id 0): long poll over partitions, bytes sent as they are stored.
 //!
-//! An answer holds whole batches. Markers of ours are left out by cutting the byte range around them;
-//! an answer that would be empty for that reason carries an empty data batch over the range, so that a
-//! reader still reaches the high watermark. What lanes hide is cut by `lanes`.
+//! An answer holds whole batches. What a reader may not see (markers of ours, other lanes' records) is
+//! cut by `lanes::show`; where that leaves nothing until the wait is over, an empty data batch takes the
+//! reader over the range, so that it still reaches the high watermark.
 
 use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::{Bytes, BytesMut};
-use kafka::batch::Attributes;
-use kafka::fetch::{FetchPartition, FetchRequest, FetchResponse, FetchedPartition, FetchedTopic};
+use chassis::metrics::Gauge;
+use kafka::fetch::{
+    FetchPartition, FetchRequest, FetchResponse, FetchedPartition, FetchedTopic, RecordBytes,
+};
 use kafka::frame::RequestHeader;
-use kafka::{BatchHeader, ErrorCode, LeaderEpoch, Offset, ProducerEpoch, ProducerId, TimestampMs};
+use kafka::{ErrorCode, LeaderEpoch};
 use tokio::time::Instant;
 
 use super::{Answer, Body, Ctx, RecordPiece};
-use crate::log::BatchEntry;
-use crate::partition::{Partition, ReadError, ReadOutcome, ReadUpTo, Slice, Waiter, Watermarks};
+use crate::lanes::{Part, Scan};
+use crate::partition::{Partition, ReadError, ReadUpTo, Waiter, Watermarks};
 
 /// Longest long poll, whatever the client asks for.
 const WAIT_MAX: Duration = Duration::from_secs(300);
@@ -40,9 +42,9 @@ pub fn handle(ctx: &Ctx, header: &RequestHeader, body: Bytes) -> Answer {
     // No sessions are offered: an answer is always whole, and a session that a client believes in is
     // of another broker life.
     if request.session_id != 0 && request.session_epoch > 0 {
-        return Answer::Ready(encode(ctx, version, ErrorCode::FetchSessionIdNotFound, Vec::new()));
+        return Answer::Ready(encode(version, ErrorCode::FetchSessionIdNotFound, Vec::new()));
     }
-    let fetch = Fetch { ctx: ctx.clone(), header: header.clone(), request };
+    let mut fetch = Fetch::new(ctx, header, request);
     let look = fetch.look();
     if fetch.is_enough(&look) || fetch.request.max_wait_ms <= 0 {
         return Answer::Ready(fetch.answer(look));
@@ -54,31 +56,42 @@ struct Fetch {
     ctx: Ctx,
     header: RequestHeader,
     request: FetchRequest,
+    /// Where each asked partition stands, in the order of the request.
+    scans: Vec<Scan>,
 }
 
 impl Fetch {
+    fn new(ctx: &Ctx, header: &RequestHeader, request: FetchRequest) -> Fetch {
+        let asked = request.topics.iter().flat_map(|t| &t.partitions);
+        let scans = asked.map(|p| Scan::new(p.fetch_offset)).collect();
+        Fetch { ctx: ctx.clone(), header: header.clone(), request, scans }
+    }
+
     fn is_enough(&self, look: &Look) -> bool {
         look.urgent || look.bytes as i64 >= i64::from(self.request.min_bytes)
     }
 
-    fn answer(&self, look: Look) -> Body {
+    /// Where something was scanned and hidden, an empty batch takes the reader over it.
+    fn answer(&self, mut look: Look) -> Body {
         self.ctx.broker.metrics.fetched_bytes.add(look.bytes as u64);
-        encode(&self.ctx, self.header.api_version, ErrorCode::None, look.topics)
+        let epoch = self.ctx.broker.identity.epoch;
+        let answers = look.topics.iter_mut().flat_map(|t| &mut t.partitions);
+        for (answer, scan) in answers.zip(&self.scans) {
+            if answer.records.is_empty() && answer.error == ErrorCode::None {
+                answer.records.extend(scan.filler(epoch).map(RecordPiece::Memory));
+            }
+        }
+        encode(self.header.api_version, ErrorCode::None, look.topics)
     }
 
     /// Waits until there is enough, the time is over, or the broker stops.
-    async fn park(self) -> Body {
+    async fn park(mut self) -> Body {
         let parked = self.ctx.broker.metrics.parked_fetches.clone();
         parked.add(1);
-        let body = self.wait().await;
-        parked.add(-1);
-        body
-    }
-
-    async fn wait(&self) -> Body {
+        let _unpark = Unpark(parked);
         let wait = Duration::from_millis(self.request.max_wait_ms.max(0) as u64).min(WAIT_MAX);
         let deadline = Instant::now() + wait;
-        let stopping = self.ctx.broker.service.stopping();
+        let stopping = self.ctx.broker.service.stopping().clone();
         let waiter = Waiter::new();
         loop {
             self.register(&waiter);
@@ -92,7 +105,8 @@ impl Fetch {
                 () = stopping.cancelled() => false,
             };
             if !in_time {
-                return self.answer(self.look());
+                let look = self.look();
+                return self.answer(look);
             }
         }
     }
@@ -109,51 +123,60 @@ impl Fetch {
 
     /// Looks at every partition once. The first that has data gives at least one batch, whatever the
     /// limits, so that a large batch stops nobody.
-    fn look(&self) -> Look {
-        let max = (self.request.max_bytes.max(0) as usize).min(self.ctx.broker.config.fetch_bytes_max as usize);
-        let mut look = Look { topics: Vec::with_capacity(self.request.topics.len()), bytes: 0, urgent: false };
+    fn look(&mut self) -> Look {
+        let max =
+            (self.request.max_bytes.max(0) as usize).min(self.ctx.broker.config.fetch_bytes_max as usize);
+        let mut look =
+            Look { topics: Vec::with_capacity(self.request.topics.len()), bytes: 0, urgent: false };
+        let mut scans = std::mem::take(&mut self.scans);
+        let mut scan = scans.iter_mut();
         for topic in &self.request.topics {
             let mut partitions = Vec::with_capacity(topic.partitions.len());
-            for asked in &topic.partitions {
+            for (asked, scan) in topic.partitions.iter().zip(&mut scan) {
                 let budget = max.saturating_sub(look.bytes).min(asked.max_bytes.max(0) as usize);
-                let fetched = self.look_at(&topic.name, asked, budget, look.bytes == 0);
-                look.bytes += fetched.records.iter().map(kafka::fetch::RecordBytes::byte_len).sum::<usize>();
+                let fetched = self.look_at(&topic.name, asked, scan, budget, look.bytes == 0);
+                look.bytes += fetched.records.iter().map(RecordBytes::byte_len).sum::<usize>();
                 look.urgent |= fetched.error != ErrorCode::None;
                 partitions.push(fetched);
             }
             look.topics.push(FetchedTopic { name: topic.name.clone(), partitions });
         }
+        self.scans = scans;
         look
     }
 
-    fn look_at(&self, topic: &str, asked: &FetchPartition, budget: usize, first: bool) -> Fetched {
-        let Some(partition) = self.ctx.broker.partition(topic, asked.index) else {
+    fn look_at(
+        &self,
+        topic: &str,
+        asked: &FetchPartition,
+        scan: &mut Scan,
+        budget: usize,
+        first: bool,
+    ) -> Fetched {
+        let broker = &self.ctx.broker;
+        let Some(partition) = broker.partition(topic, asked.index) else {
             return FetchedPartition::failed(asked.index, ErrorCode::UnknownTopicOrPartition);
         };
         if let Some(error) = epoch_error(asked.current_leader_epoch, partition.epoch) {
             return FetchedPartition::failed(asked.index, error);
         }
-        match self.read(&partition, asked, budget, first) {
-            Ok((records, watermarks)) => self.fetched(asked.index, records, watermarks),
-            Err(error) => FetchedPartition::failed(asked.index, read_error(&partition, &error)),
-        }
-    }
-
-    fn read(
-        &self,
-        partition: &Partition,
-        asked: &FetchPartition,
-        budget: usize,
-        first: bool,
-    ) -> Result<(Vec<RecordPiece>, Watermarks), ReadError> {
         if budget == 0 && !first {
             // Nothing fits any more, but the offset is still judged and the watermarks told.
-            let outcome = partition.read(asked.fetch_offset, 0, false, ReadUpTo::HighWatermark)?;
-            return Ok((Vec::new(), outcome.watermarks));
+            let outcome = partition.read(asked.fetch_offset, 0, false, ReadUpTo::HighWatermark);
+            return match outcome {
+                Ok(outcome) => self.fetched(asked.index, Vec::new(), outcome.watermarks),
+                Err(error) => FetchedPartition::failed(asked.index, read_error(&partition, &error)),
+            };
         }
-        let outcome = partition.read(asked.fetch_offset, budget, first, ReadUpTo::HighWatermark)?;
-        let watermarks = outcome.watermarks;
-        Ok((pieces_without_markers(outcome, asked.fetch_offset, partition.epoch), watermarks))
+        let client_id = self.header.client_id.as_deref();
+        let reading = broker.lanes.reading(&self.ctx.connection, client_id, &partition);
+        match broker.lanes.show(&partition, &reading, scan, budget, first) {
+            Ok(shown) => {
+                let records = shown.parts.into_iter().map(RecordPiece::from).collect();
+                self.fetched(asked.index, records, shown.watermarks)
+            }
+            Err(error) => FetchedPartition::failed(asked.index, read_error(&partition, &error)),
+        }
     }
 
     fn fetched(&self, index: i32, records: Vec<RecordPiece>, watermarks: Watermarks) -> Fetched {
@@ -170,8 +193,25 @@ impl Fetch {
     }
 }
 
-fn encode(ctx: &Ctx, version: i16, error: ErrorCode, topics: Vec<FetchedTopic<RecordPiece>>) -> Body {
-    let _ = ctx;
+impl From<Part> for RecordPiece {
+    fn from(part: Part) -> RecordPiece {
+        match part {
+            Part::File(slice) => RecordPiece::File(slice),
+            Part::Bytes(bytes) => RecordPiece::Memory(bytes),
+        }
+    }
+}
+
+/// A parked fetch that is dropped with its connection counts too.
+struct Unpark(Gauge);
+
+impl Drop for Unpark {
+    fn drop(&mut self) {
+        self.0.add(-1);
+    }
+}
+
+fn encode(version: i16, error: ErrorCode, topics: Vec<FetchedTopic<RecordPiece>>) -> Body {
     let response = FetchResponse { throttle_time_ms: 0, error, session_id: 0, topics };
     Body(response.encode(version, BytesMut::with_capacity(128)))
 }
@@ -196,55 +236,4 @@ fn read_error(partition: &Partition, error: &ReadError) -> ErrorCode {
             ErrorCode::KafkaStorageError
         }
     }
-}
-
-/// The slice with the markers cut out of it; an empty batch if nothing else is in it.
-pub fn pieces_without_markers(outcome: ReadOutcome, from: Offset, epoch: LeaderEpoch) -> Vec<RecordPiece> {
-    let Some(slice) = outcome.slice else { return Vec::new() };
-    let markers = outcome.entries.iter().filter(|e| e.is_marker());
-    let kept = cut(&slice, markers);
-    if kept.is_empty() {
-        return vec![RecordPiece::Memory(empty_batch(from, outcome.next, epoch))];
-    }
-    kept.into_iter().map(RecordPiece::File).collect()
-}
-
-/// What is left of a slice without the given batches.
-pub fn cut<'a>(slice: &Slice, without: impl Iterator<Item = &'a BatchEntry>) -> Vec<Slice> {
-    let (mut at, end) = (slice.position, slice.position + slice.len as u64);
-    let mut kept = Vec::new();
-    for entry in without {
-        let (start, stop) = (u64::from(entry.position), u64::from(entry.position) + u64::from(entry.length));
-        if stop <= at || start >= end {
-            continue;
-        }
-        if start > at {
-            kept.push(slice.part(at, start));
-        }
-        at = stop.min(end);
-    }
-    if at < end {
-        kept.push(slice.part(at, end));
-    }
-    kept
-}
-
-/// A data batch without records over `[from, next)`: every client steps over it.
-pub fn empty_batch(from: Offset, next: Offset, epoch: LeaderEpoch) -> Bytes {
-    let span = (next.0 - from.0 - 1).clamp(0, i64::from(i32::MAX));
-    let header = BatchHeader {
-        base_offset: from,
-        batch_length: 0,
-        leader_epoch: epoch,
-        crc: 0,
-        attributes: Attributes(0),
-        last_offset_delta: span as i32,
-        base_timestamp: TimestampMs::NONE,
-        max_timestamp: TimestampMs::NONE,
-        producer_id: ProducerId::NONE,
-        producer_epoch: ProducerEpoch(-1),
-        base_sequence: -1,
-        record_count: 0,
-    };
-    header.seal(&[]).bytes
 }

@@ -4,8 +4,19 @@
 //! A handler *starts* in the order of the requests of its connection, on the connection's task: what
 //! it appends, it appends there. What it has to wait for, it returns as a future.
 
+mod configs;
 mod fetch;
+mod groups;
+mod init_producer_id;
+mod list_offsets;
+mod log_dirs;
+mod message;
+mod metadata;
+pub mod mirror;
+mod offsets;
 mod produce;
+mod topics;
+mod versions;
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -15,8 +26,9 @@ use futures_util::future::BoxFuture;
 use kafka::fetch::RecordBytes;
 use kafka::frame::RequestHeader;
 use kafka::{ErrorCode, api};
-use lane_core::Lane;
 use kafka_protocol::protocol::Encodable;
+use lane_core::Lane;
+use lane_core::name::forwarded_lane;
 
 use crate::broker::Broker;
 use crate::partition::Slice;
@@ -126,6 +138,33 @@ pub fn start(ctx: &Ctx, header: &RequestHeader, body: Bytes) -> Answer {
     match header.api_key {
         api::PRODUCE => produce::handle(ctx, header, body),
         api::FETCH => fetch::handle(ctx, header, body),
+        2 => list_offsets::list_offsets(ctx, header, body),
+        3 => metadata::metadata(ctx, header, body),
+        8 => offsets::commit(ctx, header, body),
+        9 => offsets::fetch(ctx, header, body),
+        10 => metadata::find_coordinator(ctx, header, body),
+        11 => groups::join(ctx, header, body),
+        12 => groups::heartbeat(ctx, header, body),
+        13 => groups::leave(ctx, header, body),
+        14 => groups::sync(ctx, header, body),
+        15 => groups::describe(ctx, header, body),
+        16 => groups::list(ctx, header, body),
+        api::API_VERSIONS => versions::handle(ctx, header, body),
+        19 => topics::create(ctx, header, body),
+        20 => topics::delete(ctx, header, body),
+        21 => list_offsets::delete_records(ctx, header, body),
+        22 => init_producer_id::handle(ctx, header, body),
+        23 => list_offsets::offset_for_leader_epoch(ctx, header, body),
+        32 => configs::describe(ctx, header, body),
+        33 => configs::alter(ctx, header, body),
+        35 => log_dirs::handle(ctx, header, body),
+        37 => topics::create_partitions(ctx, header, body),
+        42 => groups::delete(ctx, header, body),
+        44 => configs::alter_incrementally(ctx, header, body),
+        47 => offsets::delete(ctx, header, body),
+        60 => metadata::describe_cluster(ctx, header, body),
+        74 => configs::list_resources(ctx, header, body),
+        75 => metadata::describe_topic_partitions(ctx, header, body),
         _ => Answer::Close(format!("API key {} is not supported", header.api_key)),
     }
 }
@@ -161,27 +200,24 @@ pub const CONTROL_NAME: &str = "sealane-control";
 impl Ctx {
     /// The private keys are for the mirror, on the internal listener.
     pub fn may_mirror(&self) -> bool {
-        self.is_internal(MIRROR_NAME)
+        self.connection.is_internal(MIRROR_NAME)
     }
 
+    /// The lane that the connection is in: only the lane-router's client ids name one.
+    pub fn lane(&self, header: &RequestHeader) -> Option<Lane> {
+        let client_id = header.client_id.as_deref().filter(|_| self.connection.is_lane_router())?;
+        forwarded_lane(client_id)
+    }
+}
+
+impl ConnectionInfo {
     /// Group and client id suffixes name lanes only when the lane-router wrote them.
     pub fn is_lane_router(&self) -> bool {
         self.is_internal(LANE_ROUTER_NAME)
     }
 
-    /// The lane of the connection, as the lane-router says it in the client id: `<id>@<lane>#<n>`.
-    pub fn lane(&self, header: &RequestHeader) -> Option<Lane> {
-        if !self.is_lane_router() {
-            return None;
-        }
-        let id = header.client_id.as_ref()?;
-        let (id, _) = id.rsplit_once('#')?;
-        Lane::parse(id.rsplit_once('@')?.1).ok()
-    }
-
     fn is_internal(&self, name: &str) -> bool {
-        let principal = &self.connection.principal;
-        self.connection.listener.internal && matches!(principal, Principal::Certificate(cn) if &**cn == name)
+        self.listener.internal && matches!(&self.principal, Principal::Certificate(cn) if &**cn == name)
     }
 }
 

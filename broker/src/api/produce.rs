@@ -155,14 +155,24 @@ fn produce(
     acks: i16,
 ) -> Outcome {
     let Some(partition) = ctx.broker.partition(topic, index) else {
-        return failed(index, ErrorCode::UnknownTopicOrPartition, format!("there is no partition {topic}-{index}"));
+        return failed(
+            index,
+            ErrorCode::UnknownTopicOrPartition,
+            format!("there is no partition {topic}-{index}"),
+        );
     };
     if partition.topic.is_internal() {
-        return failed(index, ErrorCode::InvalidTopicException, "internal topics are written by the broker alone");
+        return failed(
+            index,
+            ErrorCode::InvalidTopicException,
+            "internal topics are written by the broker alone",
+        );
     }
     let settings = partition.settings();
     let now = clock::now();
-    let batch = match one_batch(records).and_then(|batch| check(&batch, header.api_version, &settings, now).map(|()| batch)) {
+    let batch = match one_batch(records)
+        .and_then(|batch| check(&batch, header.api_version, &settings, now).map(|()| batch))
+    {
         Ok(batch) => batch,
         Err((code, text)) => return failed(index, code, text),
     };
@@ -230,7 +240,8 @@ fn one_batch(records: Option<Bytes>) -> Result<Batch, (ErrorCode, String)> {
     let Some(mut bytes) = records.filter(|b| !b.is_empty()) else {
         return Err((ErrorCode::InvalidRecord, "the request holds no records for this partition".into()));
     };
-    let batch = Batch::split_first(&mut bytes, true).map_err(|error| (batch_code(&error), error.to_string()))?;
+    let batch =
+        Batch::split_first(&mut bytes, true).map_err(|error| (batch_code(&error), error.to_string()))?;
     match bytes.is_empty() {
         true => Ok(batch),
         false => Err((ErrorCode::InvalidRecord, "a produce request carries one batch per partition".into())),
@@ -275,7 +286,8 @@ fn check(
     }
     let max = settings.max_message_bytes;
     if batch.bytes.len() > max {
-        let text = format!("a batch of {} bytes is over the topic's max.message.bytes of {max}", batch.bytes.len());
+        let text =
+            format!("a batch of {} bytes is over the topic's max.message.bytes of {max}", batch.bytes.len());
         return Err((ErrorCode::MessageTooLarge, text));
     }
     if !settings.log_append_time {
@@ -287,7 +299,8 @@ fn check(
 /// `message.timestamp.before.max.ms` and `.after.max.ms` (KIP-937).
 fn check_time(stamp: TimestampMs, settings: &Settings, now: TimestampMs) -> Result<(), (ErrorCode, String)> {
     let ahead = stamp.0.saturating_sub(now.0);
-    if stamp.0 >= 0 && (ahead > settings.timestamp_after_max_ms || -ahead > settings.timestamp_before_max_ms) {
+    if stamp.0 >= 0 && (ahead > settings.timestamp_after_max_ms || -ahead > settings.timestamp_before_max_ms)
+    {
         let text = format!("timestamp {stamp} is out of the range that the topic allows at {now}");
         return Err((ErrorCode::InvalidTimestamp, text));
     }

@@ -74,7 +74,9 @@ pub enum DirectoryError {
     Deleting(String),
     #[error("lane {0} does not exist; `sealane lane list` shows what there is")]
     Unknown(String),
-    #[error("no port is left for lane {lane}: all of {first} to {last} are taken; delete a lane, or give the broker a larger range (control.lane_port_last)")]
+    #[error(
+        "no port is left for lane {lane}: all of {first} to {last} are taken; delete a lane, or give the broker a larger range (lane_port_count)"
+    )]
     PortsTaken { lane: String, first: u16, last: u16 },
     #[error("lane-router {router} cannot serve lane {lane}: {reason}")]
     Router { lane: String, router: String, reason: String },
@@ -148,7 +150,7 @@ impl LaneDirectory {
         });
         let mut warnings = Vec::new();
         if port == 0 {
-            warnings.push("this region has no lane listeners (control.lane_host is not set)".to_owned());
+            warnings.push("this region has no lane listeners (lane_port_first is not set)".to_owned());
         }
         let routers = self.settled(generation).await;
         let failure = routers.iter().find_map(|router| {
@@ -233,7 +235,10 @@ impl LaneDirectory {
             self.meta.put_if(RELEASED, value, version).await.map_err(|source| at(&object.name, source))?;
         }
         if let Some(version) = self.version_of(&object.name).await? {
-            self.meta.delete_if(&key(&object.name), version).await.map_err(|source| at(&object.name, source))?;
+            self.meta
+                .delete_if(&key(&object.name), version)
+                .await
+                .map_err(|source| at(&object.name, source))?;
         }
         self.publish(|lanes| {
             lanes.remove(&object.name);

@@ -4,6 +4,8 @@
 //! with TLS the caller's common name decides. What lanes mean to records and groups is in `lanes`.
 
 mod directory;
+mod lanes;
+mod links;
 mod listener;
 mod ports;
 
@@ -29,6 +31,7 @@ use directory::{DirectoryError, LaneObject, LaneSet};
 use listener::Caller;
 
 pub use directory::LaneDirectory;
+pub use links::LinkBoard;
 
 /// Why the control service does not start.
 #[derive(Debug, thiserror::Error)]
@@ -147,9 +150,10 @@ impl control::Control for Calls {
         allow(&request, &[CONTROL])?;
         let object = self.directory.lane(&request.into_inner().name).map_err(status)?;
         let lane = parse_lane(&object.name)?;
-        let (groups, partitions) = self.holdings(&lane).await;
+        let (groups, partitions) = self.holdings(&lane).await?;
         let serving = self.directory.routers().into_iter();
-        let serving = serving.filter(|router| router.failures.iter().all(|(failed, _)| *failed != object.name));
+        let serving =
+            serving.filter(|router| router.failures.iter().all(|(failed, _)| *failed != object.name));
         Ok(Response::new(v1::LaneStatusResponse {
             lane: Some(self.message(&object)),
             groups,
@@ -201,7 +205,7 @@ impl control::Control for Calls {
         request: Request<v1::MirrorStatusRequest>,
     ) -> Result<Response<v1::MirrorStatusResponse>, Status> {
         allow(&request, &[CONTROL])?;
-        self.links().await.map(Response::new)
+        Ok(Response::new(self.broker.links.message(&[])))
     }
 }
 
@@ -214,7 +218,9 @@ impl Calls {
             region_id: identity.region_id.to_string(),
             cluster_id: identity.cluster_id.to_string(),
             version: env!("CARGO_PKG_VERSION").to_owned(),
-            kafka_address: kafka.map(|listener| listener.advertised.to_string()).unwrap_or_default(),
+            kafka_address: kafka
+                .map(|listener| address(&listener.advertised_host, listener.advertised_port))
+                .unwrap_or_default(),
             lane_router_address: config.lane_shared_address.clone(),
             metrics_address: config.http_bind.clone(),
             mirror_address: String::new(),
@@ -236,13 +242,11 @@ impl LaneMessages {
     fn lane(&self, lane: &LaneObject) -> v1::Lane {
         let ppe = Lane::parse(&lane.name).is_ok_and(|lane| lane.is_ppe());
         let class = if ppe { v1::LaneClass::Ppe } else { v1::LaneClass::Boe };
-        let bare = !self.host.contains(':');
-        let host = if bare { self.host.clone() } else { format!("[{}]", self.host) };
         v1::Lane {
             name: lane.name.clone(),
             class: class.into(),
             port: lane.port.into(),
-            address: if lane.port == 0 { String::new() } else { format!("{host}:{}", lane.port) },
+            address: if lane.port == 0 { String::new() } else { address(&self.host, lane.port) },
             created_ms: lane.created_ms,
             deleting: lane.deleting,
         }
@@ -307,6 +311,11 @@ fn allow<T>(request: &Request<T>, names: &[&str]) -> Result<(), Status> {
             )))
         }
     }
+}
+
+/// HOST:PORT, with an IPv6 address in brackets.
+fn address(host: &str, port: u16) -> String {
+    if host.contains(':') { format!("[{host}]:{port}") } else { format!("{host}:{port}") }
 }
 
 fn parse_lane(name: &str) -> Result<Lane, Status> {

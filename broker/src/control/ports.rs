@@ -8,9 +8,7 @@ use std::ops::RangeInclusive;
 /// A free port of `range`. `released` lists ports given back by deleted lanes, oldest first.
 pub fn choose(range: RangeInclusive<u16>, taken: &BTreeSet<u16>, released: &[u16]) -> Option<u16> {
     let never_used = range.clone().find(|port| !taken.contains(port) && !released.contains(port));
-    never_used.or_else(|| {
-        released.iter().copied().find(|port| range.contains(port) && !taken.contains(port))
-    })
+    never_used.or_else(|| released.iter().copied().find(|port| range.contains(port) && !taken.contains(port)))
 }
 
 /// `released` after `port` has been given back; forgets what the range no longer holds.

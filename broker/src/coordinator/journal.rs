@@ -9,6 +9,7 @@ use broker_core::offsets_log::{CommittedOffset, FormatError, GroupMetadata, Key}
 use bytes::Bytes;
 use kafka::batch::Codec;
 use kafka::{BatchBuilder, ErrorCode, GroupId, Offset, TimestampMs};
+use lane_core::Extractors;
 use tokio::sync::{oneshot, watch};
 
 use super::message::TopicPartition;
@@ -60,6 +61,8 @@ pub enum Tell {
 pub struct Journal {
     partition: Arc<Partition>,
     progress: watch::Receiver<Progress>,
+    /// What judges lane headers on this topic: nothing.
+    no_lanes: Arc<Extractors>,
     /// Each with the offset after it.
     writes: VecDeque<(Offset, Then)>,
 }
@@ -67,7 +70,7 @@ pub struct Journal {
 impl Journal {
     pub fn new(partition: Arc<Partition>) -> Journal {
         let progress = partition.follow();
-        Journal { partition, progress, writes: VecDeque::new() }
+        Journal { partition, progress, no_lanes: Arc::new(Extractors::none()), writes: VecDeque::new() }
     }
 
     pub fn is_full(&self) -> bool {
@@ -110,7 +113,7 @@ impl Journal {
                 records.next();
             }
             let batch = builder.build();
-            let append = Append { batch: &batch, lanes: None, now, urgent: true };
+            let append = Append { batch: &batch, lanes: None, judged_by: self.no_lanes.clone(), now, urgent: true };
             next = self.partition.append(append).map_err(|error| refusal(&error))?.last_offset.plus(1);
         }
         Ok(next)

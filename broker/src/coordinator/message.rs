@@ -6,7 +6,7 @@ use bytes::Bytes;
 use kafka::{ErrorCode, GroupId, PartitionIndex, TopicName};
 use tokio::sync::oneshot;
 
-use crate::server::Principal;
+use crate::api::Principal;
 
 /// A partition of a topic, as a key of commits.
 pub type TopicPartition = (TopicName, PartitionIndex);
@@ -18,6 +18,12 @@ pub struct Sender {
     pub instance: Option<InstanceId>,
     pub generation: i32,
 }
+
+/// One code for each partition asked about, or one for all.
+pub type OffsetsDeleted = Result<Vec<(TopicPartition, ErrorCode)>, ErrorCode>;
+
+/// What is committed for each partition asked about; `None` is nothing.
+pub type OffsetsFound = Result<Vec<(TopicPartition, Option<CommittedOffset>)>, ErrorCode>;
 
 /// Requests to a shard, each with the place for its answer.
 #[derive(Debug)]
@@ -36,12 +42,12 @@ pub enum Message {
     FetchOffsets {
         group: GroupId,
         wanted: Option<Vec<TopicPartition>>,
-        reply: oneshot::Sender<Result<Vec<(TopicPartition, Option<CommittedOffset>)>, ErrorCode>>,
+        reply: oneshot::Sender<OffsetsFound>,
     },
     DeleteOffsets {
         group: GroupId,
         which: Vec<TopicPartition>,
-        reply: oneshot::Sender<Result<Vec<(TopicPartition, ErrorCode)>, ErrorCode>>,
+        reply: oneshot::Sender<OffsetsDeleted>,
     },
     DeleteGroup { group: GroupId, reply: oneshot::Sender<ErrorCode> },
     Describe { group: GroupId, reply: oneshot::Sender<Result<Description, ErrorCode>> },

@@ -8,7 +8,7 @@ use broker_core::offsets_log::{GroupMetadata, MemberMetadata};
 use futures_util::future::BoxFuture;
 use kafka::{ErrorCode, GroupId, Offset, PartitionIndex, TopicName};
 
-use crate::server::Principal;
+use crate::api::Principal;
 
 /// Everything that one generation of a group assigns.
 #[derive(Clone, Debug, PartialEq)]

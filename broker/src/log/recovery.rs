@@ -425,7 +425,10 @@ fn seal_found(
 ) -> Result<SealedSegment, RecoverError> {
     let generation = listed.generation.unwrap_or(0);
     let next = fold.end;
-    write_indexes(store, &SegmentFiles::new(dir, base, generation), &mut content, next)?;
+    let files = SegmentFiles::new(dir, base, generation);
+    // What was read may be in the page cache alone, and the snapshot is about to vouch for it.
+    store.resume(&files.log(), content.size)?.seal()?;
+    write_indexes(store, &files, &mut content, next)?;
     if !options.ignore_state {
         store.put(&SegmentFiles::new(dir, next, 0).state(), &fold.encode(TimestampMs(i64::MIN)))?;
     }

@@ -87,6 +87,8 @@ pub struct MirrorUnit {
     /// In the origin's order, with the origin's offsets, epochs and CRCs.
     pub batches: Vec<Batch>,
     pub extractors: Option<Vec<String>>,
+    /// The last batch lost records on its way, so its CRC says nothing about the origin's log.
+    pub last_rewritten: bool,
 }
 
 /// What became of a unit.
@@ -415,7 +417,7 @@ impl<'a> Prepared<'a> {
             next: self.next,
             batches: entries,
             byte_len: batches.iter().map(|b| b.bytes.len() as u64).sum(),
-            last_crc: last.map_or(0, |h| h.crc),
+            last_crc: last.filter(|_| !self.unit.last_rewritten).map_or(0, |h| h.crc),
             extractors: self.unit.extractors.clone(),
         };
         let marker = marker_batch(&Marker::Mirror(content.clone()), at, epoch);

@@ -6,6 +6,7 @@
 //! another record (`durability = "os"` trusts the page cache, as Apache Kafka does).
 
 mod append;
+mod compact;
 mod flush;
 mod open;
 mod read;

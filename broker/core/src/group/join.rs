@@ -253,9 +253,7 @@ impl Group {
         self.renew_session(now, &id);
         match self.state {
             GroupState::Stable if self.select_protocol() == self.protocol => {
-                let kept = self.members.values().map(|m| (m.id.clone(), m.assignment.clone())).collect();
-                let metadata = self.metadata(&kept);
-                self.store(Storing::StaticRejoin(rejoin), metadata, out);
+                self.store(Storing::StaticRejoin(rejoin), self.current(), out);
             }
             // In CompletingRebalance the leader may be assigning to the old id just now.
             GroupState::Stable | GroupState::CompletingRebalance => self.prepare_rebalance(now, out),

@@ -1,0 +1,79 @@
+//! Changes of topics as the whole broker sees them: metadata first, then the partitions behind it.
+//!
+//! One change at a time, so that a topic that is deleted and made again at once never meets its
+//! predecessor's partitions. A change that returned is in force for the next request.
+
+use std::sync::Arc;
+
+use kafka::ErrorCode;
+
+use crate::broker::{Broker, OpenError};
+use crate::topics::{ConfigChange, NewTopic, Topic, TopicError};
+
+/// Why a change did not come to pass.
+#[derive(Debug, thiserror::Error)]
+pub enum ChangeError {
+    #[error(transparent)]
+    Topic(#[from] TopicError),
+    #[error("{0}")]
+    Open(#[from] OpenError),
+}
+
+impl ChangeError {
+    pub fn code(&self) -> ErrorCode {
+        match self {
+            ChangeError::Topic(error) => error.code(),
+            ChangeError::Open(_) => ErrorCode::KafkaStorageError,
+        }
+    }
+}
+
+impl Broker {
+    /// Makes a topic and serves its partitions.
+    pub async fn create_topic(self: &Arc<Self>, new: &NewTopic) -> Result<Arc<Topic>, ChangeError> {
+        let _one = self.topics.one_change().await;
+        let topic = self.topics.create(new).await?;
+        self.serve_topic(&topic).await?;
+        Ok(topic)
+    }
+
+    /// Deletes a topic: its partitions are closed at once, its files removed, its groups' offsets
+    /// forgotten. Files that cannot be removed now go at the next start.
+    pub async fn delete_topic(self: &Arc<Self>, name: &str) -> Result<Arc<Topic>, ChangeError> {
+        let _one = self.topics.one_change().await;
+        let topic = self.topics.delete(name).await?;
+        if let Err(error) = self.delete_partitions(&topic.name, topic.id).await {
+            tracing::warn!(topic = %topic.name, id = %topic.id, %error, "files of a deleted topic stay for now");
+        }
+        self.coordinator.topic_deleted(&topic.name).await;
+        Ok(topic)
+    }
+
+    /// Gives a topic more partitions; `partitions` is the new total.
+    pub async fn grow_topic(
+        self: &Arc<Self>,
+        name: &str,
+        partitions: i32,
+    ) -> Result<Arc<Topic>, ChangeError> {
+        let _one = self.topics.one_change().await;
+        let topic = self.topics.grow(name, partitions).await?;
+        self.serve_topic(&topic).await?;
+        Ok(topic)
+    }
+
+    /// Changes the settings of a topic, from the next append on.
+    pub async fn alter_topic(
+        self: &Arc<Self>,
+        name: &str,
+        change: &ConfigChange,
+    ) -> Result<Arc<Topic>, ChangeError> {
+        let _one = self.topics.one_change().await;
+        let topic = self.topics.alter(name, change).await?;
+        self.set_topic_settings(&topic.name, &topic.settings);
+        Ok(topic)
+    }
+
+    async fn serve_topic(self: &Arc<Self>, topic: &Topic) -> Result<(), OpenError> {
+        self.open_partitions(&topic.name, topic.id, topic.partitions, &topic.settings).await
+    }
+}
