@@ -1,5 +1,9 @@
-//! Real processes, real clients, faults.
+//! Real processes, real clients, faults: what the tests of this crate and the benchmarks stand on.
+//!
+//! Nothing depends on this crate, and it shares no code with the product: it has its own frames, its own batches
+//! and its own reader of the log, so that it cannot agree with a mistake.
 
+pub mod bench;
 pub mod clients;
 pub mod compare;
 pub mod logread;

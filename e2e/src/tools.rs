@@ -105,7 +105,7 @@ pub fn program(name: &str, package: &str) -> Result<PathBuf> {
 }
 
 /// Makes `name` whole: runs `install` in an empty folder unless an earlier run did with the same manifests.
-fn installed(name: &str, manifests: &[&Path], install: impl FnOnce(&Path) -> Result<()>) -> Result<PathBuf> {
+pub(crate) fn installed(name: &str, manifests: &[&Path], install: impl FnOnce(&Path) -> Result<()>) -> Result<PathBuf> {
     let root = cache_dir()?;
     let home = root.join(name);
     fs::create_dir_all(&root).with_context(|| format!("create {}", root.display()))?;
@@ -140,7 +140,7 @@ fn on_path(name: &str) -> Option<PathBuf> {
     std::env::split_paths(&path).map(|dir| dir.join(name)).find(|file| file.is_file())
 }
 
-fn system_package(package: &str) -> Result<()> {
+pub(crate) fn system_package(package: &str) -> Result<()> {
     let _lock = lock(&cache_dir()?.join("apt.lock"))?;
     let root = rustix::process::geteuid().is_root();
     let apt = |args: &[&str]| {

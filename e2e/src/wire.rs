@@ -11,6 +11,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use anyhow::{Context, Result, bail, ensure};
 
 use crate::clients::{PATIENCE, Record};
+use crate::server::Server;
 
 pub const PRODUCE: i16 = 0;
 pub const FETCH: i16 = 1;
@@ -161,7 +162,14 @@ impl Conn {
         take.i32()?; // throttle
         ensure!(take.i32()? == 1, "one topic");
         take.string()?;
-        take.i16()
+        let error = take.i16()?;
+        // Kafka answers before its partitions have leaders; Sealane must not.
+        for partition in 0..if Server::is_kafka() && error == 0 { partitions } else { 0 } {
+            while self.list_offset(topic, partition, -1)?.0 != 0 {
+                std::thread::sleep(Duration::from_millis(20));
+            }
+        }
+        Ok(error)
     }
 
     /// DeleteTopics 1; the error code.

@@ -121,7 +121,7 @@ static void produce(char **arg) {
     int64_t lane_records = 0;
     for (int64_t i = 0; i < records; i++) {
         char lane[32];
-        int in_lane = per_mille > 0 && i % 1000 < per_mille;
+        int in_lane = i * per_mille / 1000 != (i + 1) * per_mille / 1000;
         if (in_lane) snprintf(lane, sizeof lane, "boe-%d", (int)(lane_records++ % lanes));
         send_one(rk, topic, text + (i * 4099) % TEXT_BYTES, bytes, in_lane ? lane : NULL, i);
         if (i % 1000 == 0) rd_kafka_poll(rk, 0);

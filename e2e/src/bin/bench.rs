@@ -1,0 +1,26 @@
+//! `bench broker|lanes|profile [--quick] [--rounds N]`: measures, prints the tables and keeps them in
+//! `docs/benchmarks/`. Build it and `sealane` in release first, as `just bench` does.
+
+use anyhow::{Context, Result, bail};
+use e2e::bench::{self, Scale};
+
+const USAGE: &str = "usage: bench broker|lanes|profile [--quick] [--rounds N]";
+
+fn main() -> Result<()> {
+    let mut arguments = std::env::args().skip(1);
+    let Some(part) = arguments.next() else { bail!(USAGE) };
+    let mut scale = Scale { quick: false, rounds: 5 };
+    while let Some(argument) = arguments.next() {
+        match argument.as_str() {
+            "--quick" => scale.quick = true,
+            "--rounds" => scale.rounds = arguments.next().context(USAGE)?.parse().context(USAGE)?,
+            _ => bail!(USAGE),
+        }
+    }
+    match part.as_str() {
+        "broker" => bench::broker::run(scale),
+        "lanes" => bench::lanes::run(scale),
+        "profile" => bench::profile::run(scale),
+        _ => bail!(USAGE),
+    }
+}
