@@ -6,8 +6,10 @@
 use std::sync::Arc;
 
 use kafka::ErrorCode;
+use lane_core::Extractors;
 
 use crate::broker::{Broker, OpenError};
+use crate::lanes::{SwitchError, switch_lanes};
 use crate::topics::{ConfigChange, NewTopic, Topic, TopicError};
 
 /// Why a change did not come to pass.
@@ -17,6 +19,8 @@ pub enum ChangeError {
     Topic(#[from] TopicError),
     #[error("{0}")]
     Open(#[from] OpenError),
+    #[error("{0}")]
+    Lanes(#[from] SwitchError),
 }
 
 impl ChangeError {
@@ -24,6 +28,7 @@ impl ChangeError {
         match self {
             ChangeError::Topic(error) => error.code(),
             ChangeError::Open(_) => ErrorCode::KafkaStorageError,
+            ChangeError::Lanes(error) => error.code(),
         }
     }
 }
@@ -68,12 +73,24 @@ impl Broker {
         change: &ConfigChange,
     ) -> Result<Arc<Topic>, ChangeError> {
         let _one = self.topics.one_change().await;
+        // Lanes first: where the log refuses to turn them off, nothing changes; and what the log says
+        // early is judged again when the change is tried again.
+        let planned = self.topics.check_alter(name, change)?;
+        self.settle_lanes(&planned).await?;
         let topic = self.topics.alter(name, change).await?;
         self.set_topic_settings(&topic.name, &topic.settings);
         Ok(topic)
     }
 
-    async fn serve_topic(self: &Arc<Self>, topic: &Topic) -> Result<(), OpenError> {
-        self.open_partitions(&topic.name, topic.id, topic.partitions, &topic.settings).await
+    async fn serve_topic(self: &Arc<Self>, topic: &Topic) -> Result<(), ChangeError> {
+        self.open_partitions(&topic.name, topic.id, topic.partitions, &topic.settings).await?;
+        self.settle_lanes(topic).await
+    }
+
+    /// Makes every partition of a topic judge records as its setting says. Does nothing where they do.
+    pub async fn settle_lanes(&self, topic: &Topic) -> Result<(), ChangeError> {
+        let partitions = self.topic_partitions(topic.name.as_str());
+        let extractors = if topic.settings.lanes { Extractors::standard() } else { Extractors::none() };
+        Ok(switch_lanes(partitions.as_deref().unwrap_or_default(), &extractors).await?)
     }
 }

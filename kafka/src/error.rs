@@ -103,6 +103,7 @@ codes! {
     PreferredLeaderNotAvailable = 80,
     GroupMaxSizeReached = 81,
     FencedInstanceId = 82,
+    GroupSubscribedToTopic = 86,
     InvalidRecord = 87,
     UnstableOffsetCommit = 88,
     ThrottlingQuotaExceeded = 89,
@@ -112,4 +113,6 @@ codes! {
     FencedMemberEpoch = 110,
     UnsupportedAssignor = 112,
     StaleMemberEpoch = 113,
+    MismatchedEndpointType = 114,
+    UnsupportedEndpointType = 115,
 }
