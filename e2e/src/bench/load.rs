@@ -203,4 +203,21 @@ mod tests {
         assert_eq!(number_before(line, " records/sec").unwrap(), 7178.750897);
         assert_eq!(number_before(line, " MB/sec").unwrap(), 7.01);
     }
+
+    #[test]
+    fn both_clients_load_a_real_kafka_and_say_how_fast() {
+        let peer = peer::Peer::start(&[]).unwrap();
+        for client in Client::ALL {
+            let topic = client.name();
+            crate::wire::Conn::open(peer.address()).unwrap().create_topic(topic, 2, &[]).unwrap();
+            let load = Load::plain(topic, 2000, 100, "zstd");
+            assert!(produce(client, &peer.bootstrap(), &load).unwrap() > 0.0);
+            assert!(consume(client, &peer.bootstrap(), &load).unwrap() > 0.0);
+        }
+        let load = Load { lane_per_mille: 500, lanes: 3, ..Load::plain("java", 1000, 100, "none") };
+        produce(Client::Librdkafka, &peer.bootstrap(), &load).unwrap();
+        consume_in_group(&peer.bootstrap(), &load, "group").unwrap();
+        let (ack, arrival) = latency(&peer.bootstrap(), &Load::plain("java", 300, 100, "none"), 500).unwrap();
+        assert!(ack.p50 > 0.0 && ack.p50 <= ack.p99 && arrival.p50 <= arrival.p999);
+    }
 }
