@@ -45,7 +45,9 @@ fn refusal_advice(code: ErrorCode, what: &str) -> Option<String> {
         (ErrorCode::CoordinatorLoadInProgress | ErrorCode::CoordinatorNotAvailable, _) => {
             "the broker is still starting; try again".to_owned()
         }
-        (ErrorCode::KafkaStorageError, _) => "the broker cannot write: is its disk full? See its log".to_owned(),
+        (ErrorCode::KafkaStorageError, _) => {
+            "the broker cannot write: is its disk full? See its log".to_owned()
+        }
         _ => return None,
     })
 }
@@ -54,7 +56,9 @@ fn refusal_advice(code: ErrorCode, what: &str) -> Option<String> {
 fn control_refusal(status: &tonic::Status) -> String {
     match status.code() {
         tonic::Code::Unavailable => format!("the control service cannot be reached: {}", status.message()),
-        tonic::Code::Unimplemented => "the control service does not know this call; is the broker older?".to_owned(),
+        tonic::Code::Unimplemented => {
+            "the control service does not know this call; is the broker older?".to_owned()
+        }
         _ => status.message().to_owned(),
     }
 }
@@ -87,7 +91,8 @@ mod tests {
 
     #[test]
     fn a_refusal_of_control_is_its_message() {
-        let error = anyhow::Error::new(tonic::Status::not_found("lane boe-x does not exist")).context("outer");
+        let error =
+            anyhow::Error::new(tonic::Status::not_found("lane boe-x does not exist")).context("outer");
         assert_eq!(line(&error), "lane boe-x does not exist");
     }
 }

@@ -7,7 +7,13 @@ use clap::{Args, Parser, Subcommand, ValueEnum};
 
 /// Sealane: a multi-region, Kafka-compatible message queue.
 #[derive(Debug, Parser)]
-#[command(name = "sealane", version, propagate_version = true, max_term_width = 100, disable_help_subcommand = true)]
+#[command(
+    name = "sealane",
+    version,
+    propagate_version = true,
+    max_term_width = 100,
+    disable_help_subcommand = true
+)]
 #[command(after_help = "Try it:\n  sealane local                          two regions on this machine\n  \
     echo hello | sealane produce greetings                                  into the first region\n  \
     sealane consume greetings --from-beginning --server 127.0.0.1:9192      from the second")]

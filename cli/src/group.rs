@@ -184,7 +184,8 @@ async fn committed(
         ClientError::check(what, group.error_code, None)?;
         for topic in group.topics {
             for partition in topic.partitions {
-                offsets.insert((topic.name.to_string(), partition.partition_index), partition.committed_offset);
+                offsets
+                    .insert((topic.name.to_string(), partition.partition_index), partition.committed_offset);
             }
         }
     }

@@ -128,8 +128,10 @@ async fn status(args: Named) -> anyhow::Result<()> {
 
 fn description(status: &Status) -> String {
     let lane = &status.lane;
-    let mut out =
-        format!("lane {}  class {}  address {}  lane-routers {}\n", lane.lane, lane.class, lane.address, status.lane_routers);
+    let mut out = format!(
+        "lane {}  class {}  address {}  lane-routers {}\n",
+        lane.lane, lane.class, lane.address, status.lane_routers
+    );
     let mut groups =
         Table::new(&["GROUP", "TOPIC", "PARTITION", "STATE", "FROM", "TO", "COMMITTED", "WAITING"]);
     for group in &status.groups {
@@ -170,7 +172,9 @@ async fn delete(args: Named) -> anyhow::Result<()> {
     let answer = control.delete_lane(request).await?.into_inner();
     let deleted = Deleted { lane: args.name, hidden_records: non_negative(answer.hidden_records) };
     show(args.output.output, &deleted, || match deleted.hidden_records {
-        Some(count) if count > 0 => format!("lane {} deleted, {count} records of it are hidden\n", deleted.lane),
+        Some(count) if count > 0 => {
+            format!("lane {} deleted, {count} records of it are hidden\n", deleted.lane)
+        }
         _ => format!("lane {} deleted\n", deleted.lane),
     })?;
     Ok(())

@@ -8,13 +8,12 @@ mod args;
 mod consume;
 mod group;
 mod lane;
-mod local {
-    pub mod plan;
-}
+mod local;
 mod mirror_status;
 mod output;
 mod produce;
 mod region;
+mod service;
 mod topic;
 
 use std::process::ExitCode;
@@ -55,6 +54,8 @@ async fn dispatch(command: Command) -> anyhow::Result<()> {
         Command::Mirror(MirrorCommand { command: Some(Mirror::Status(args)), .. }) => {
             mirror_status::run(args).await
         }
+        Command::Local(args) => local::run(args).await,
+        Command::Broker(args) => service::broker(args).await,
         _ => Ok(()),
     }
 }

@@ -123,13 +123,25 @@ fn description(status: &Status, all: bool) -> String {
     match status.report_age_ms {
         None => return "no mirror has reported; is one running for this region?\n".to_owned(),
         Some(age) if age > STALE_MS => {
-            out.push_str(&format!("the mirror has not reported for {} s; what follows is old\n\n", age / 1000));
+            out.push_str(&format!(
+                "the mirror has not reported for {} s; what follows is old\n\n",
+                age / 1000
+            ));
         }
         Some(_) => {}
     }
     let mut links = Table::new(&["PEER", "STATE", "ADDRESS", "RTT", "SENT", "RECEIVED", "REASON"]);
     let mut partitions = Table::new(&[
-        "PEER", "DIRECTION", "TOPIC", "PARTITION", "STATE", "NEXT", "LAG RECORDS", "LAG BYTES", "LAG MS", "REASON",
+        "PEER",
+        "DIRECTION",
+        "TOPIC",
+        "PARTITION",
+        "STATE",
+        "NEXT",
+        "LAG RECORDS",
+        "LAG BYTES",
+        "LAG MS",
+        "REASON",
     ]);
     for link in &status.links {
         links.row([

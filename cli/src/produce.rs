@@ -186,7 +186,8 @@ impl Producer {
                 reason: "the answer to Produce names no partition".to_owned(),
             });
         };
-        let of_records = answered.record_errors.first().and_then(|error| error.batch_index_error_message.as_ref());
+        let of_records =
+            answered.record_errors.first().and_then(|error| error.batch_index_error_message.as_ref());
         let message = of_records.or(answered.error_message.as_ref()).map(ToString::to_string);
         ClientError::check(|| format!("topic {name}"), answered.error_code, message)?;
         Ok(answered.base_offset)

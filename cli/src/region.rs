@@ -83,7 +83,8 @@ impl Region {
             .with_resource_type(resource_type)
             .with_resource_name(text(&name))
             .with_configuration_keys(keys);
-        let answer = connection.call(&DescribeConfigsRequest::default().with_resources(vec![resource])).await?;
+        let answer =
+            connection.call(&DescribeConfigsRequest::default().with_resources(vec![resource])).await?;
         let mut configs = Vec::new();
         for result in answer.results {
             let message = result.error_message.as_ref().map(ToString::to_string);
@@ -107,9 +108,12 @@ impl Region {
         let mut offsets = BTreeMap::new();
         for index in partitions {
             let (connection, _) = self.kafka.leader(topic, *index).await?;
-            let partition = ListOffsetsPartition::default().with_partition_index(*index).with_timestamp(timestamp);
-            let asked = ListOffsetsTopic::default().with_name(text(topic).into()).with_partitions(vec![partition]);
-            let request = ListOffsetsRequest::default().with_replica_id(BrokerId(-1)).with_topics(vec![asked]);
+            let partition =
+                ListOffsetsPartition::default().with_partition_index(*index).with_timestamp(timestamp);
+            let asked =
+                ListOffsetsTopic::default().with_name(text(topic).into()).with_partitions(vec![partition]);
+            let request =
+                ListOffsetsRequest::default().with_replica_id(BrokerId(-1)).with_topics(vec![asked]);
             // From version 10 on the request has a timeout of its own, which we do not need.
             let version = connection.version_of::<ListOffsetsRequest>(9)?;
             let answer = connection.call_at(version, &request).await?;

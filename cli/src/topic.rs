@@ -173,7 +173,10 @@ async fn alter(args: TopicAlter) -> anyhow::Result<()> {
 
 async fn alter_configs(region: &Region, args: &TopicAlter) -> anyhow::Result<()> {
     let set = args.config.iter().map(|(key, value)| {
-        AlterableConfig::default().with_name(text(key)).with_config_operation(SET).with_value(Some(text(value)))
+        AlterableConfig::default()
+            .with_name(text(key))
+            .with_config_operation(SET)
+            .with_value(Some(text(value)))
     });
     let unset = args.unset.iter().map(|key| {
         AlterableConfig::default().with_name(text(key)).with_config_operation(DELETE).with_value(None)
@@ -192,8 +195,10 @@ async fn alter_configs(region: &Region, args: &TopicAlter) -> anyhow::Result<()>
 }
 
 async fn grow(region: &Region, name: &str, count: i32) -> anyhow::Result<()> {
-    let topic =
-        CreatePartitionsTopic::default().with_name(text(name).into()).with_count(count).with_assignments(None);
+    let topic = CreatePartitionsTopic::default()
+        .with_name(text(name).into())
+        .with_count(count)
+        .with_assignments(None);
     let request = CreatePartitionsRequest::default().with_topics(vec![topic]).with_timeout_ms(TIMEOUT_MS);
     let answer = region.kafka.controller().await?.call(&request).await?;
     for result in answer.results {

@@ -223,7 +223,6 @@ impl Calls {
                 .unwrap_or_default(),
             lane_router_address: config.lane_shared_address.clone(),
             metrics_address: config.http_bind.clone(),
-            mirror_address: String::new(),
             lane_routers: self.directory.routers().len() as u32,
         }
     }

@@ -15,8 +15,11 @@ pub fn range(subscriptions: &Subscriptions, partition_counts: &BTreeMap<String, 
     let mut assignments: Assignments =
         subscriptions.keys().map(|member| (member.clone(), BTreeMap::new())).collect();
     for (topic, count) in partition_counts {
-        let members: Vec<&String> =
-            subscriptions.iter().filter(|(_, topics)| topics.contains(topic)).map(|(member, _)| member).collect();
+        let members: Vec<&String> = subscriptions
+            .iter()
+            .filter(|(_, topics)| topics.contains(topic))
+            .map(|(member, _)| member)
+            .collect();
         let Ok(number) = i32::try_from(members.len()) else { continue };
         let mut next = 0;
         for (index, member) in members.into_iter().enumerate() {

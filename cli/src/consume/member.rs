@@ -248,7 +248,10 @@ pub fn is_rebalance(error: &ClientError) -> bool {
 }
 
 /// The leader's part: shares every topic that any member reads.
-async fn assign(region: &Region, joined: &JoinGroupResponse) -> anyhow::Result<Vec<SyncGroupRequestAssignment>> {
+async fn assign(
+    region: &Region,
+    joined: &JoinGroupResponse,
+) -> anyhow::Result<Vec<SyncGroupRequestAssignment>> {
     let mut subscriptions = Subscriptions::new();
     for member in &joined.members {
         let mut bytes = member.metadata.clone();

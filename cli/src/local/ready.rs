@@ -1,0 +1,69 @@
+//! When `sealane local` is ready, and what it then tells a person.
+
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, bail};
+use control::v1;
+use kafka_client::{Cluster, ConnectOptions, Endpoint};
+use tokio::time::sleep;
+
+use super::plan::RegionPlan;
+use crate::output::Table;
+
+/// Returns when every region would take a produce: asked from outside, over its Kafka port.
+pub async fn wait(plans: &[RegionPlan]) -> anyhow::Result<()> {
+    for plan in plans {
+        let started = Instant::now();
+        while let Err(error) = probe(plan).await {
+            if started.elapsed() > PROBE_TIMEOUT {
+                return Err(error).with_context(|| format!("region {} does not come up", plan.name));
+            }
+            sleep(PROBE_PAUSE).await;
+        }
+    }
+    Ok(())
+}
+
+async fn probe(plan: &RegionPlan) -> anyhow::Result<()> {
+    let endpoint = Endpoint::new(plan.host.to_string(), plan.kafka);
+    let cluster = Cluster::new(vec![endpoint], ConnectOptions::default());
+    for topic in cluster.topics().await? {
+        if let Some(lost) = topic.partitions.iter().find(|partition| partition.leader.0 < 0) {
+            bail!("partition {}-{} has no leader", topic.name, lost.index);
+        }
+    }
+    if plan.host.is_loopback() {
+        let mut control = control::connect(&plan.address(plan.control), None).await?;
+        control.cluster_info(v1::ClusterInfoRequest {}).await?;
+    }
+    Ok(())
+}
+
+/// Addresses, what to try, and last the line `ready`.
+pub fn announce(plans: &[RegionPlan], data: &Path, ephemeral: bool) {
+    let mut table = Table::new(&["REGION", "KAFKA", "LANE-ROUTER", "CONTROL", "HTTP", "MIRROR", "LANES"]);
+    for plan in plans {
+        table.row([
+            plan.name.clone(),
+            plan.address(plan.kafka),
+            plan.address(plan.lane_router),
+            plan.address(plan.control),
+            format!("http://{}", plan.address(plan.http)),
+            format!("{}/udp", plan.address(plan.mirror)),
+            format!("{}-{}", plan.address(plan.lanes_first), plan.lanes_last),
+        ]);
+    }
+    let kept = if ephemeral { " (deleted at the end)" } else { "" };
+    let sealane = std::env::args().next().unwrap_or("sealane".to_owned());
+    let first = plans.first().map(|plan| plan.address(plan.kafka)).unwrap_or_default();
+    let last = plans.last().map(|plan| plan.address(plan.kafka)).unwrap_or_default();
+    println!("{}\ndata: {}{kept}\n", table.text(), data.display());
+    println!("Try it, in another terminal:");
+    println!("  echo hello | {sealane} produce greetings --server {first}");
+    println!("  {sealane} consume greetings --from-beginning --count 1 --server {last}");
+    println!("\nready");
+}
+
+const PROBE_TIMEOUT: Duration = Duration::from_secs(20);
+const PROBE_PAUSE: Duration = Duration::from_millis(50);

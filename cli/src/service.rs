@@ -1,0 +1,66 @@
+//! `sealane broker|mirror|lane-router`: one service in one process, from a configuration file.
+
+use std::future::Future;
+use std::time::Duration;
+
+use anyhow::Context as _;
+use chassis::config::{self, Documented};
+use chassis::{Process, Registry, RunError, ServiceHandle};
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+
+use crate::args::Service;
+
+pub async fn broker(args: Service) -> anyhow::Result<()> {
+    let Some(config) = read::<broker::Config>(args, BROKER_TITLE)? else { return Ok(()) };
+    let grace = Duration::from_secs(config.drain_seconds.into());
+    run("broker", grace, |service| async { broker::service::start(config, service).await.map(drop) }).await
+}
+
+/// Runs one service until a signal or the first dead task.
+async fn run<E, F>(name: &str, grace: Duration, start: impl FnOnce(ServiceHandle) -> F) -> anyhow::Result<()>
+where
+    E: std::error::Error + Send + Sync + 'static,
+    F: Future<Output = Result<(), E>>,
+{
+    raise_file_limit();
+    let process = Process::new();
+    let service = process.service(name, &Registry::new());
+    finished(process.run(grace, start(service)).await)
+}
+
+/// The end of a process as the command's result.
+pub fn finished<E: Into<anyhow::Error>>(result: Result<(), RunError<E>>) -> anyhow::Result<()> {
+    match result {
+        Ok(()) => Ok(()),
+        Err(RunError::Start(error)) => Err(error.into()),
+        Err(RunError::Task(failure)) => Err(failure.into()),
+        Err(RunError::Grace { unfinished, grace }) => {
+            anyhow::bail!("{unfinished} tasks did not stop within {grace:?} and were cut off")
+        }
+    }
+}
+
+/// The configuration, or `None` where it was only to be printed.
+fn read<T: DeserializeOwned + Serialize + Default + Documented>(
+    args: Service,
+    title: &str,
+) -> anyhow::Result<Option<T>> {
+    if args.print_config {
+        print!("{}", config::print::<T>(title));
+        return Ok(None);
+    }
+    let path = args.config.context("--config is missing")?;
+    Ok(Some(config::load(&path)?))
+}
+
+/// Segments and connections are files: as many as the system allows.
+pub fn raise_file_limit() {
+    use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+    let limit = getrlimit(Resource::Nofile);
+    if let Err(error) = setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, ..limit }) {
+        tracing::warn!("the limit of open files stays at {:?}: {error}", limit.current);
+    }
+}
+
+pub const BROKER_TITLE: &str = "sealane broker --config FILE";
