@@ -17,6 +17,8 @@ use anyhow::Result;
 const QUEUE_DATAGRAMS_MAX: usize = 4_096;
 /// Local addresses that a UDP relay keeps a socket for.
 const SENDERS_MAX: usize = 256;
+/// How long a datagram may wait for a line with a rate; a longer queue drops.
+const QUEUE_TIME_MAX: Duration = Duration::from_millis(100);
 const TICK: Duration = Duration::from_millis(20);
 
 /// What the relay does to what passes. Shared, so that a test changes it while traffic flows.
@@ -26,7 +28,7 @@ pub struct Faults {
     delay_us: AtomicU64,
     /// Datagrams lost of a million (UDP only).
     loss_per_million: AtomicU64,
-    /// Bytes a second in each direction; 0 is no limit (TCP only).
+    /// Bytes a second in each direction; 0 is no limit.
     rate: AtomicU64,
     passed_bytes: AtomicU64,
     lost_datagrams: AtomicU64,
@@ -89,6 +91,7 @@ impl Relay {
     /// Relays datagrams to `target`, and its answers to whoever sent.
     pub fn udp(target: SocketAddr, seed: u64) -> Result<Relay> {
         let socket = UdpSocket::bind((Ipv4Addr::LOCALHOST, 0))?;
+        widen(&socket);
         socket.set_read_timeout(Some(TICK))?;
         let relay = Relay::new(socket.local_addr()?);
         let (faults, stop) = (Arc::clone(&relay.faults), Arc::clone(&relay.stop));
@@ -165,6 +168,8 @@ struct Line {
     queue: Queue,
     parcels: Mutex<HashMap<usize, Parcel>>,
     random: Mutex<u64>,
+    /// When the line to each end has sent what it took so far: only with a rate.
+    free: Mutex<HashMap<SocketAddr, Instant>>,
     faults: Arc<Faults>,
     number: AtomicU64,
 }
@@ -172,15 +177,33 @@ struct Line {
 impl Line {
     fn put(&self, socket: &Arc<UdpSocket>, to: SocketAddr, data: &[u8]) {
         let lost = self.faults.is_cut() || self.draw() < self.faults.loss_per_million.load(Ordering::SeqCst);
+        let sent = if lost { None } else { self.sent_at(to, data.len()) };
         let mut parcels = self.parcels.lock().expect("no relay thread panics");
-        if lost || parcels.len() >= QUEUE_DATAGRAMS_MAX {
+        let Some(sent) = sent.filter(|_| parcels.len() < QUEUE_DATAGRAMS_MAX) else {
             self.faults.lost_datagrams.fetch_add(1, Ordering::SeqCst);
             return;
-        }
+        };
         let number = self.number.fetch_add(1, Ordering::SeqCst);
         parcels.insert(number as usize, (Arc::clone(socket), to, data.to_vec()));
-        let due = Instant::now() + self.faults.pause();
+        let due = sent + self.faults.pause();
         self.queue.lock().expect("no relay thread panics").push(Reverse((due, number, number as usize)));
+    }
+
+    /// When the last bit of a datagram is on the line, at the line's rate; `None` when the queue before it is full.
+    fn sent_at(&self, to: SocketAddr, bytes: usize) -> Option<Instant> {
+        let now = Instant::now();
+        let rate = self.faults.rate.load(Ordering::SeqCst);
+        if rate == 0 {
+            return Some(now);
+        }
+        let mut free = self.free.lock().expect("no relay thread panics");
+        let begin = free.get(&to).map_or(now, |free| now.max(*free));
+        if begin - now > QUEUE_TIME_MAX {
+            return None;
+        }
+        let end = begin + Duration::from_secs_f64(bytes as f64 / rate as f64);
+        free.insert(to, end);
+        Some(end)
     }
 
     /// 0 to 999,999, by seed (xorshift).
@@ -226,6 +249,7 @@ fn datagrams(
         queue: Queue::default(),
         parcels: Mutex::default(),
         random: Mutex::new(seed | 1),
+        free: Mutex::default(),
         faults: Arc::clone(faults),
         number: AtomicU64::new(0),
     });
@@ -253,6 +277,7 @@ fn answers(
     stop: &Arc<AtomicBool>,
 ) -> Result<Arc<UdpSocket>> {
     let far = Arc::new(UdpSocket::bind((Ipv4Addr::LOCALHOST, 0))?);
+    widen(&far);
     far.set_read_timeout(Some(TICK))?;
     let (socket, near, line, stop) = (Arc::clone(&far), Arc::clone(near), Arc::clone(line), Arc::clone(stop));
     std::thread::spawn(move || {
@@ -264,6 +289,12 @@ fn answers(
         }
     });
     Ok(far)
+}
+
+/// A socket that holds a burst while its thread waits for a core: what overflows would be loss of our own.
+fn widen(socket: &UdpSocket) {
+    // A smaller buffer than asked for is what the kernel allows; it only loses more.
+    let _ = socket2::SockRef::from(socket).set_recv_buffer_size(4 << 20);
 }
 
 #[cfg(test)]
@@ -288,6 +319,26 @@ mod tests {
             std::thread::sleep(TICK);
         }
         assert_eq!(relay.faults.passed_bytes(), 9);
+    }
+
+    #[test]
+    fn a_line_with_a_rate_takes_its_time_and_drops_what_it_cannot_queue() {
+        let server = UdpSocket::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+        server.set_read_timeout(Some(Duration::from_secs(30))).unwrap();
+        let relay = Relay::udp(server.local_addr().unwrap(), 1).unwrap();
+        relay.faults.limit(10_000);
+        let client = UdpSocket::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+        let begin = Instant::now();
+        for _ in 0..20 {
+            client.send_to(&[0; 500], relay.address).unwrap();
+        }
+        let mut buffer = [0u8; 1000];
+        server.recv_from(&mut buffer).unwrap();
+        server.recv_from(&mut buffer).unwrap();
+        assert!(begin.elapsed() >= Duration::from_millis(100), "{:?}", begin.elapsed());
+        while relay.faults.lost_datagrams() == 0 {
+            std::thread::sleep(TICK);
+        }
     }
 
     #[test]

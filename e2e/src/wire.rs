@@ -253,16 +253,22 @@ impl Conn {
         Ok(offset)
     }
 
-    /// InitProducerId 1 without a transactional id; (producer id, epoch).
+    /// InitProducerId 1 without a transactional id; (producer id, epoch). Waits while the broker says that it loads.
     pub fn init_producer_id(&mut self) -> Result<(i64, i16)> {
+        const LOADING: i16 = 14;
         let mut body = Put::default();
         body.string(None).i32(60_000);
-        let answer = self.call(INIT_PRODUCER_ID, 1, &body.0)?;
-        let mut take = Take::new(&answer);
-        take.i32()?;
-        let error = take.i16()?;
-        ensure!(error == 0, "InitProducerId answers error {error}");
-        Ok((take.i64()?, take.i16()?))
+        loop {
+            let answer = self.call(INIT_PRODUCER_ID, 1, &body.0)?;
+            let mut take = Take::new(&answer);
+            take.i32()?;
+            let error = take.i16()?;
+            if error == 0 {
+                return Ok((take.i64()?, take.i16()?));
+            }
+            ensure!(error == LOADING, "InitProducerId answers error {error}");
+            std::thread::sleep(Duration::from_millis(50));
+        }
     }
 }
 
