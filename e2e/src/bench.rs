@@ -5,6 +5,7 @@ pub mod broker;
 pub mod contender;
 pub mod lanes;
 pub mod load;
+pub mod mirror;
 pub mod profile;
 pub mod report;
 pub mod table;
