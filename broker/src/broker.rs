@@ -46,6 +46,7 @@ pub struct Broker {
     pub listeners: Vec<Arc<ListenerInfo>>,
     pub topics: Arc<TopicRegistry>,
     pub coordinator: Coordinator,
+    pub mirror: crate::api::mirror::Board,
     pub lanes: Arc<Lanes>,
     pub producer_ids: ProducerIds,
     /// What the mirror reports.
@@ -96,6 +97,7 @@ impl Broker {
             Broker {
                 topics: parts.topics,
                 coordinator: Coordinator::new(rules, lanes.clone(), topic_exists, stop),
+                mirror: crate::api::mirror::Board::default(),
                 lanes,
                 producer_ids: ProducerIds::new(parts.meta.clone()),
                 links: LinkBoard::default(),
@@ -200,7 +202,6 @@ impl Broker {
         }
         coordinator::serve_existing(self);
         self.coordinator.loaded().await;
-        self.lanes.views_known();
         Ok(())
     }
 

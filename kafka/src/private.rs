@@ -99,8 +99,6 @@ pub struct PartitionVector {
     pub log_start: Offset,
     /// The high watermark: all below is durable.
     pub durable: Offset,
-    /// (epoch, its first local offset), ascending.
-    pub epochs: Vec<(LeaderEpoch, Offset)>,
     pub origins: Vec<OriginPosition>,
 }
 
@@ -406,11 +404,15 @@ macro_rules! byte_enum {
                 out.put_u8(self as u8);
             }
 
-            pub fn read(from: &mut Reader) -> Result<$name, WireError> {
-                match from.u8(stringify!($name))? {
-                    $(v if v == $name::$variant as u8 => Ok($name::$variant),)*
-                    _ => Err(WireError::Value(stringify!($name))),
+            pub fn from_byte(byte: u8) -> Option<$name> {
+                match byte {
+                    $(v if v == $name::$variant as u8 => Some($name::$variant),)*
+                    _ => None,
                 }
+            }
+
+            pub fn read(from: &mut Reader) -> Result<$name, WireError> {
+                $name::from_byte(from.u8(stringify!($name))?).ok_or(WireError::Value(stringify!($name)))
             }
         }
     };
@@ -551,10 +553,6 @@ impl Message for PartitionVector {
         out.uuid(self.id.0);
         out.put_i64(self.log_start.0);
         out.put_i64(self.durable.0);
-        out.array(&self.epochs, |o, (epoch, start)| {
-            o.put_i32(epoch.0);
-            o.put_i64(start.0);
-        });
         out.array(&self.origins, |o, origin| origin.write(o));
     }
 
@@ -564,8 +562,6 @@ impl Message for PartitionVector {
             id: take_topic_id(from)?,
             log_start: take_offset(from, "log start")?,
             durable: take_offset(from, "durable")?,
-            epochs: from
-                .array("epochs", |f| Ok((LeaderEpoch(f.i32("epoch")?), take_offset(f, "epoch start")?)))?,
             origins: from.array("origins", OriginPosition::read)?,
         })
     }
@@ -973,7 +969,6 @@ mod tests {
     }
 
     fn vector() -> impl Strategy<Value = PartitionVector> {
-        let epochs = proptest::collection::vec((any::<i32>().prop_map(LeaderEpoch), offset()), 0..4);
         let origins = proptest::collection::vec(
             (uuid(), uuid(), offset(), claim()).prop_map(|(region, id, next, last)| OriginPosition {
                 region: RegionId(region),
@@ -983,8 +978,8 @@ mod tests {
             }),
             0..4,
         );
-        (uuid(), offset(), offset(), epochs, origins).prop_map(|(id, log_start, durable, epochs, origins)| {
-            PartitionVector { error: ErrorCode::None, id: TopicId(id), log_start, durable, epochs, origins }
+        (uuid(), offset(), offset(), origins).prop_map(|(id, log_start, durable, origins)| {
+            PartitionVector { error: ErrorCode::None, id: TopicId(id), log_start, durable, origins }
         })
     }
 

@@ -7,7 +7,7 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use broker_core::fold::Origin;
 use broker_store::{MetaError, MetaStore};
@@ -15,10 +15,10 @@ use bytes::{Bytes, BytesMut};
 use futures_util::future::join_all;
 use kafka::frame::RequestHeader;
 use kafka::private::{
-    self, AppendAnswer, AppendOutcome, AppendRequest, Claim, FetchAnswer, FetchFrom, FetchOutcome, FetchRequest,
-    Fetched, LinkReport, Message, Note, NoteKind, NotesAnswer, NotesRequest, OriginPosition, OriginRead,
-    PartitionVector, ReportAnswer, ReportRequest, TopicInfo, TopicsAnswer, TopicsRequest, Unit, VectorsAnswer,
-    VectorsRequest,
+    self, AppendAnswer, AppendOutcome, AppendRequest, Claim, FetchAnswer, FetchFrom, FetchOutcome,
+    FetchRequest, Fetched, Message, Note, NoteKind, NotesAnswer, NotesRequest, OriginPosition, OriginRead,
+    PartitionVector, ReportAnswer, ReportRequest, TopicInfo, TopicsAnswer, TopicsRequest, Unit,
+    VectorsAnswer, VectorsRequest,
 };
 use kafka::{Batch, ErrorCode, Offset, PartitionIndex, TimestampMs, TopicId, TopicName};
 use lane_core::{Extractors, RecordLane};
@@ -45,18 +45,12 @@ const SESSIONS_MAX: usize = 1_000;
 /// What the mirror told and asked that is not in a log. One per broker.
 #[derive(Default)]
 pub struct Board {
-    report: Mutex<Option<(Instant, Vec<LinkReport>)>>,
     waits: Mutex<HashMap<u64, Arc<Waiter>>>,
     /// Counted at the first note.
     notes: AtomicUsize,
 }
 
 impl Board {
-    /// The mirror's last report, and how long ago that was.
-    pub fn report(&self) -> Option<(Duration, Vec<LinkReport>)> {
-        self.report.lock().as_ref().map(|(at, links)| (at.elapsed(), links.clone()))
-    }
-
     /// Ends the earlier wait of this session.
     fn take_over(&self, session: u64) -> Arc<Waiter> {
         let waiter = Waiter::new();
@@ -83,7 +77,7 @@ pub fn handle(ctx: &Ctx, header: &RequestHeader, body: Bytes) -> Answer {
         private::MIRROR_FETCH => FetchRequest::decode(body).map(|r| fetch(ctx, r)),
         private::MIRROR_APPEND => AppendRequest::decode(body).map(|r| append(ctx, r)),
         private::MIRROR_REPORT => ReportRequest::decode(body).map(|r| {
-            *ctx.broker.mirror.report.lock() = Some((Instant::now(), r.links));
+            ctx.broker.links.put(r.links);
             ready(&ReportAnswer { error: ErrorCode::None })
         }),
         private::MIRROR_NOTES => NotesRequest::decode(body).map(|r| {
@@ -124,7 +118,8 @@ fn topics(ctx: &Ctx, request: &TopicsRequest) -> TopicsAnswer {
 }
 
 fn vectors(ctx: &Ctx, request: &VectorsRequest) -> VectorsAnswer {
-    let partitions = request.partitions.iter().map(|(topic, index)| vector(&ctx.broker, topic, *index)).collect();
+    let partitions =
+        request.partitions.iter().map(|(topic, index)| vector(&ctx.broker, topic, *index)).collect();
     VectorsAnswer { error: ErrorCode::None, partitions }
 }
 
@@ -226,7 +221,9 @@ impl Fetch {
             let now = self.broker.topics.by_name(from.topic.as_str()).map(|topic| topic.id);
             return Some(match now {
                 // Its topic has fewer partitions, or is just being opened.
-                Some(id) if id == from.id => failed(ErrorCode::UnknownTopicOrPartition, "the partition is not open"),
+                Some(id) if id == from.id => {
+                    failed(ErrorCode::UnknownTopicOrPartition, "the partition is not open")
+                }
                 now => FetchOutcome::Incarnation { now },
             });
         };
@@ -247,7 +244,12 @@ impl Fetch {
         }
     }
 
-    fn read(&self, partition: &Partition, from: &FetchFrom, bytes_max: usize) -> Result<OriginRead, ReadError> {
+    fn read(
+        &self,
+        partition: &Partition,
+        from: &FetchFrom,
+        bytes_max: usize,
+    ) -> Result<OriginRead, ReadError> {
         let log_start = partition.watermarks().log_start;
         // What retention has removed cannot be read; the answer's log start says that it is lost.
         let start = from.from.max(log_start);
@@ -279,15 +281,17 @@ impl Fetch {
         let mut judge: Option<Arc<Extractors>> = None;
         for batch in batches {
             let base = batch.header.base_offset;
-            let extractors = partition.with_fold(|fold| fold.lanes.extractors_at(base));
+            let extractors = partition.with_fold(|fold| fold.lanes.rules()).extractors_at(base);
             if judge.as_ref().is_some_and(|judge| **judge != *extractors) {
                 out.cut_at = Some(base);
                 break;
             }
             if !extractors.is_empty() {
                 let damaged = |error| ReadError::Damaged { position: 0, error };
-                let kept = lane_core::batch::filter(&batch, &extractors, |lane| self.may_leave(lane, &mut out.lanes))
-                    .map_err(damaged)?;
+                let kept = lane_core::batch::filter(&batch, &extractors, |lane| {
+                    self.may_leave(lane, &mut out.lanes)
+                })
+                .map_err(damaged)?;
                 if kept.header.record_count == 0 && batch.header.record_count > 0 {
                     judge = Some(extractors);
                     continue;
@@ -383,7 +387,11 @@ fn append(ctx: &Ctx, request: AppendRequest) -> Answer {
 enum Started {
     Done(AppendOutcome),
     /// Given when the partition is durable up to here.
-    Durable { partition: Arc<Partition>, upto: Offset, outcome: AppendOutcome },
+    Durable {
+        partition: Arc<Partition>,
+        upto: Offset,
+        outcome: AppendOutcome,
+    },
 }
 
 impl Started {
@@ -392,7 +400,9 @@ impl Started {
             Started::Done(outcome) => outcome,
             Started::Durable { partition, upto, outcome } => match partition.wait_durable(upto).await {
                 Ok(()) => outcome,
-                Err(DurableError::Closed) => append_failed(ErrorCode::UnknownTopicOrPartition, "the partition closed"),
+                Err(DurableError::Closed) => {
+                    append_failed(ErrorCode::UnknownTopicOrPartition, "the partition closed")
+                }
                 Err(DurableError::Faulted(reason)) => append_failed(ErrorCode::KafkaStorageError, &reason),
             },
         }
@@ -519,7 +529,8 @@ pub async fn notes(meta: &dyn MetaStore, peer: &str) -> Result<Vec<Note>, MetaEr
     for prefix in [NOTES, LINKED] {
         let prefix = if peer.is_empty() { prefix.to_owned() } else { format!("{prefix}{peer}/") };
         for item in meta.list(&prefix).await? {
-            let damaged = |error: &dyn std::fmt::Display| MetaError::Corrupt(format!("{}: {error}", item.key));
+            let damaged =
+                |error: &dyn std::fmt::Display| MetaError::Corrupt(format!("{}: {error}", item.key));
             let object: NoteObject = serde_json::from_slice(&item.value).map_err(|error| damaged(&error))?;
             let topic = TopicName::parse(&object.topic).map_err(|error| damaged(&error))?;
             let kind = NoteKind::from_byte(object.kind).ok_or_else(|| damaged(&"an unknown kind"))?;

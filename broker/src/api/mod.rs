@@ -138,6 +138,7 @@ pub fn start(ctx: &Ctx, header: &RequestHeader, body: Bytes) -> Answer {
     match header.api_key {
         api::PRODUCE => produce::handle(ctx, header, body),
         api::FETCH => fetch::handle(ctx, header, body),
+        key if kafka::private::KEYS.contains(&key) => mirror::handle(ctx, header, body),
         2 => list_offsets::list_offsets(ctx, header, body),
         3 => metadata::metadata(ctx, header, body),
         8 => offsets::commit(ctx, header, body),
@@ -236,3 +237,6 @@ pub fn frame_head(header: &RequestHeader, body_len: usize) -> BytesMut {
     head[..4].copy_from_slice(&len.to_be_bytes());
     head
 }
+
+#[cfg(test)]
+mod cold_tests;
