@@ -90,7 +90,6 @@ pub async fn start(config: Config, service: ServiceHandle) -> Result<Running, St
         listener.serve(&broker);
     }
     control::serve(&broker, directory, control);
-    follow_lanes(&broker);
     keep_house(&broker);
     service.set_ready(true);
     let identity = &broker.identity;
@@ -128,34 +127,18 @@ async fn serve_http(service: &ServiceHandle, address: String) -> Result<(), Star
     served.map(|_| ()).map_err(|error| StartError::Http { address, error })
 }
 
-/// Grace timers of lanes; and word to them when every group of the log has been taken over.
-fn follow_lanes(broker: &Arc<Broker>) {
-    let (lanes, stop) = (broker.lanes.clone(), broker.service.stopping().clone());
-    broker.service.spawn("lanes", async move {
-        lanes.run(stop).await;
-        Ok::<(), std::io::Error>(())
-    });
-    let (taking_over, stop) = (broker.clone(), broker.service.stopping().clone());
-    broker.service.spawn_child(async move {
-        if stop.run_until_cancelled(taking_over.coordinator.loaded()).await.is_some() {
-            taking_over.lanes.views_known();
-        }
-    });
-}
-
 /// Retention at its interval; and, at the very end, the release of all partitions.
 fn keep_house(broker: &Arc<Broker>) {
     let period = Duration::from_millis(u64::from(broker.config.retention_check_ms.max(10)));
     let (cleaner, stop) = (broker.clone(), broker.service.stopping().clone());
-    let (lanes, stop_lanes) = (broker.lanes.clone(), broker.service.stopping().clone());
-    broker.service.spawn("lanes", async move {
-        lanes.run(stop_lanes).await;
-        Ok::<(), std::io::Error>(())
-    });
     broker.service.spawn("retention", async move {
         while stop.run_until_cancelled(tokio::time::sleep(period)).await.is_some() {
             let broker = cleaner.clone();
-            let _ = tokio::task::spawn_blocking(move || enforce_retention(&broker)).await;
+            let _ = tokio::task::spawn_blocking(move || {
+                enforce_retention(&broker);
+                crate::coordinator::compact(&broker);
+            })
+            .await;
         }
         Ok::<(), std::io::Error>(())
     });

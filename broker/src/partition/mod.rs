@@ -10,6 +10,8 @@ mod compact;
 mod flush;
 mod open;
 mod read;
+#[cfg(test)]
+mod tests;
 mod special;
 mod time;
 mod trim;

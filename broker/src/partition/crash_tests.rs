@@ -1,0 +1,282 @@
+//! A partition on a store that fails: random work, failing syncs, a full disk, kills and power cuts.
+//!
+//! Whatever anybody has seen stays at its offset. What was appended and not yet seen may survive or
+//! not, but never as something else. Cases are random; the flusher's threads add their own disorder.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, LazyLock};
+use std::time::Duration;
+
+use broker_store::{Faults, Flaky, Memory, SegmentStore};
+use kafka::batch::Codec;
+use kafka::record::{BatchBuilder, Records};
+use kafka::{
+    Batch, LeaderEpoch, Offset, PartitionIndex, ProducerEpoch, ProducerId, TimestampMs, TopicId, TopicName,
+};
+use lane_core::Extractors;
+use proptest::prelude::*;
+use uuid::Uuid;
+
+use super::*;
+
+const NOW: TimestampMs = TimestampMs(1_000_000);
+
+/// One for all cases: its interval thread never ends.
+static FLUSHER: LazyLock<Arc<Flusher>> =
+    LazyLock::new(|| Flusher::start(2, Duration::from_secs(3600), 1 << 30).unwrap());
+
+#[derive(Clone, Debug)]
+enum Step {
+    Append { records: u8, bytes: usize },
+    Repeat,
+    Flush,
+    DeleteRecords { share: u8 },
+    Retention,
+    FailNextSync,
+    Full { is_full: bool },
+    Kill,
+    PowerCut,
+}
+
+fn steps() -> impl Strategy<Value = Vec<Step>> {
+    let step = prop_oneof![
+        12 => (1..4_u8, 0..300_usize).prop_map(|(records, bytes)| Step::Append { records, bytes }),
+        2 => Just(Step::Repeat),
+        6 => Just(Step::Flush),
+        1 => (0..=100_u8).prop_map(|share| Step::DeleteRecords { share }),
+        1 => Just(Step::Retention),
+        1 => Just(Step::FailNextSync),
+        1 => any::<bool>().prop_map(|is_full| Step::Full { is_full }),
+        1 => Just(Step::Kill),
+        1 => Just(Step::PowerCut),
+    ];
+    prop::collection::vec(step, 1..80)
+}
+
+struct World {
+    store: Arc<Flaky<Memory>>,
+    durability: Durability,
+    epoch: i32,
+    partition: Arc<Partition>,
+    /// What was appended at an offset and may still be there: by record offset.
+    written: BTreeMap<i64, String>,
+    /// Everything below has been seen.
+    seen: i64,
+    /// Everything below was deleted with an answer.
+    deleted: i64,
+    next_value: u32,
+    next_sequence: i32,
+    /// The latest batch that was acknowledged, and its offset.
+    last_acknowledged: Option<(Batch, Offset)>,
+    unacknowledged: Vec<(Batch, Appended)>,
+}
+
+impl World {
+    fn new(seed: u64, durability: Durability) -> World {
+        let store = Arc::new(Flaky::new(Memory::new(), seed, calm()));
+        let partition = open(&store, 0, durability);
+        World {
+            store,
+            durability,
+            epoch: 0,
+            partition,
+            written: BTreeMap::new(),
+            seen: 0,
+            deleted: 0,
+            next_value: 0,
+            next_sequence: 0,
+            last_acknowledged: None,
+            unacknowledged: Vec::new(),
+        }
+    }
+
+    fn run(mut self, steps: &[Step]) -> World {
+        for step in steps {
+            self.store.set_faults(Faults { sync_error_per_mille: 60, ..calm() });
+            self.step(step);
+            self.store.set_faults(calm());
+            self.look();
+            if matches!(self.partition.condition(), Condition::Faulted(_)) {
+                self.restart(false);
+            }
+        }
+        self.restart(true);
+        self.restart(false);
+        self
+    }
+
+    fn step(&mut self, step: &Step) {
+        match step {
+            Step::Append { records, bytes } => self.append(*records, *bytes),
+            Step::Repeat => self.repeat(),
+            Step::Flush => self.partition.flush(),
+            Step::DeleteRecords { share } => {
+                let marks = self.partition.watermarks();
+                let (start, end) = (marks.log_start.0, marks.high_watermark.0);
+                let to = start + (end - start) * i64::from(*share) / 100;
+                if let Ok(log_start) = self.partition.delete_records(Offset(to)) {
+                    assert!(log_start.0 >= to);
+                    self.deleted = self.deleted.max(to);
+                }
+            }
+            Step::Retention => {
+                let _ = self.partition.enforce_retention(NOW);
+            }
+            Step::FailNextSync => self.store.fail_next_sync(),
+            Step::Full { is_full } => self.store.set_full(*is_full),
+            Step::Kill => self.restart(false),
+            Step::PowerCut => self.restart(true),
+        }
+    }
+
+    fn append(&mut self, records: u8, bytes: usize) {
+        let mut builder = BatchBuilder::new(Offset::ZERO, TimestampMs(1_000), Codec::None);
+        let values: Vec<String> =
+            (0..records).map(|i| format!("{}/{i}/{}", self.next_value, "x".repeat(bytes))).collect();
+        self.next_value += 1;
+        for (i, value) in values.iter().enumerate() {
+            builder.push(i as i32, 0, None, Some(value.as_bytes()), &[]);
+        }
+        builder.producer(ProducerId(5), ProducerEpoch(0), self.next_sequence);
+        let batch = builder.build();
+        let Ok(appended) = self.try_append(&batch) else { return };
+        assert!(!appended.duplicate);
+        for (offset, value) in (appended.base_offset.0..).zip(values) {
+            self.written.insert(offset, value);
+        }
+        self.next_sequence += i32::from(records);
+        self.unacknowledged.push((batch, appended));
+    }
+
+    /// A producer that lost the answer sends again: the same offset, and nothing is added.
+    fn repeat(&mut self) {
+        let Some((batch, base)) = self.last_acknowledged.clone() else { return };
+        let end = self.partition.watermarks().log_end;
+        if let Ok(again) = self.try_append(&batch) {
+            assert!(again.duplicate);
+            assert_eq!(again.base_offset, base);
+            assert_eq!(self.partition.watermarks().log_end, end);
+        }
+    }
+
+    fn try_append(&self, batch: &Batch) -> Result<Appended, AppendError> {
+        let judged_by = Arc::new(Extractors::none());
+        self.partition.append(Append { batch, lanes: None, judged_by, now: NOW, urgent: false })
+    }
+
+    /// A consumer reads from the log start to the high watermark.
+    fn look(&mut self) {
+        if self.partition.condition() != Condition::Serving {
+            return;
+        }
+        let marks = self.partition.watermarks();
+        assert!(marks.high_watermark.0 >= self.seen, "{} after {}", marks.high_watermark, self.seen);
+        assert!(marks.log_start.0 >= self.deleted, "{} after {}", marks.log_start, self.deleted);
+        assert!(marks.log_start <= marks.high_watermark && marks.high_watermark <= marks.log_end);
+        let mut expected = marks.log_start.0;
+        for (offset, value) in read(&self.partition) {
+            // A delete may lie inside of a batch, which is read whole.
+            if offset >= marks.log_start.0 {
+                assert_eq!(offset, expected, "no offset is missing");
+                expected += 1;
+            }
+            assert_eq!(self.written.get(&offset), Some(&value), "offset {offset}");
+        }
+        // The flusher may have made more visible while this was reading.
+        assert!(expected >= marks.high_watermark.0, "read up to {expected} of {}", marks.high_watermark);
+        self.seen = marks.high_watermark.0;
+        let acknowledged = self.unacknowledged.iter().filter(|(_, a)| a.last_offset.0 < self.seen).next_back();
+        if let Some((batch, appended)) = acknowledged {
+            self.last_acknowledged = Some((batch.clone(), appended.base_offset));
+        }
+        let seen = self.seen;
+        self.unacknowledged.retain(|(_, appended)| appended.last_offset.0 >= seen);
+    }
+
+    fn restart(&mut self, is_power_cut: bool) {
+        self.look();
+        self.partition.close();
+        // Waits for a flush that is under way: the dead write nothing.
+        self.partition.flush();
+        self.store.set_full(false);
+        self.store.set_faults(calm());
+        if is_power_cut {
+            self.store.crash().unwrap();
+        }
+        self.epoch += 1;
+        self.partition = open(&self.store, self.epoch, self.durability);
+        if self.durability == Durability::Os && is_power_cut {
+            self.seen = 0;
+        }
+        let end = self.partition.watermarks().log_end.0;
+        self.written.retain(|offset, _| *offset < end);
+        self.look();
+        let marks = self.partition.watermarks();
+        assert_eq!(marks.high_watermark, marks.log_end, "everything that is left is durable");
+        self.forget_lost_batches(end);
+    }
+
+    /// The producer goes on with the sequence after the last batch that is there.
+    fn forget_lost_batches(&mut self, end: i64) {
+        self.unacknowledged.retain(|(_, appended)| appended.last_offset.0 < end);
+        let last = |fold: &broker_core::Fold| fold.producers.last_sequence(ProducerId(5));
+        self.next_sequence = self.partition.with_fold(last).map_or(0, |sequence| sequence + 1);
+    }
+}
+
+fn calm() -> Faults {
+    Faults { is_torn_at_crash: true, ..Faults::default() }
+}
+
+fn open(store: &Arc<Flaky<Memory>>, epoch: i32, durability: Durability) -> Arc<Partition> {
+    let settings = Settings {
+        segment_bytes: 1_500,
+        index_interval_bytes: 200,
+        retention_bytes: Some(4_000),
+        ..Settings::default()
+    };
+    let open = OpenPartition {
+        topic: TopicName::parse("t").unwrap(),
+        topic_id: TopicId(Uuid::from_u128(7)),
+        index: PartitionIndex(0),
+        epoch: LeaderEpoch(epoch),
+        store: store.clone(),
+        durability,
+        flusher: FLUSHER.clone(),
+        settings,
+        now: NOW,
+    };
+    open.open().unwrap()
+}
+
+fn read(partition: &Partition) -> Vec<(i64, String)> {
+    let mut records = Vec::new();
+    let mut next = partition.watermarks().log_start;
+    loop {
+        let outcome = partition.read(next, 700, true, ReadUpTo::HighWatermark).unwrap();
+        let Some(slice) = outcome.slice else { return records };
+        for batch in Batch::split_all(slice.bytes().unwrap(), true).unwrap() {
+            let section = kafka::record::unpack(&batch).unwrap();
+            for record in Records::new(&section, batch.header.record_count).map(Result::unwrap) {
+                let offset = batch.header.base_offset.0 + i64::from(record.offset_delta);
+                records.push((offset, String::from_utf8(record.value.unwrap().to_vec()).unwrap()));
+            }
+        }
+        next = outcome.next;
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 400, failure_persistence: None, ..ProptestConfig::default() })]
+
+    #[test]
+    fn what_was_seen_stays_whatever_fails(steps in steps(), seed: u64) {
+        World::new(seed, Durability::Sync).run(&steps);
+    }
+
+    #[test]
+    fn os_durability_survives_kills_and_stays_whole_after_a_power_cut(steps in steps(), seed: u64) {
+        let steps: Vec<Step> = steps.into_iter().filter(|step| !matches!(step, Step::DeleteRecords { .. })).collect();
+        World::new(seed, Durability::Os).run(&steps);
+    }
+}
