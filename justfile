@@ -30,9 +30,10 @@ e2e-kafka:
 soak rounds="100":
     SEALANE_CRASH_ROUNDS={{rounds}} cargo test -p e2e --test crash -- --nocapture
 
-# A benchmark beside Apache Kafka: broker, mirror or lanes.
+# A benchmark: broker (beside Apache Kafka), mirror, lanes or profile; --quick takes a few minutes.
 bench which="broker" *args:
-    cargo run --release -p e2e --bin bench -- {{which}} {{args}}
+    cargo build --release -p sealane -p e2e --bin sealane --bin bench
+    "$CARGO_TARGET_DIR/release/bench" {{which}} {{args}}
 
 # What CI runs.
 ci:

@@ -6,9 +6,9 @@ use std::fs::{self, File};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, ensure};
 
-use crate::tools::cache_dir;
+use crate::tools;
 
 /// `e2e/kafka` of this checkout: pom, server properties, JVM options, log configuration.
 pub fn kafka_files() -> PathBuf {
@@ -17,7 +17,7 @@ pub fn kafka_files() -> PathBuf {
 
 /// The class path of Apache Kafka, in Java's wildcard form; the first call on a machine downloads it.
 pub fn class_path() -> Result<String> {
-    let home = cache_dir()?.join("kafka");
+    let home = tools::cache_dir()?.join("kafka");
     let jars = home.join("jars");
     let stamp = home.join("pom.xml");
     let pom = kafka_files().join("pom.xml");
@@ -36,20 +36,12 @@ pub fn class_path() -> Result<String> {
 }
 
 fn copy_jars(pom: &Path, jars: &Path) -> Result<()> {
-    let run = Command::new("mvn")
-        .args(["-q", "-B", "-ntp", "-f"])
-        .arg(pom)
-        .args(["dependency:copy-dependencies", "-DincludeScope=runtime"])
-        .arg(format!("-DoutputDirectory={}", jars.display()))
-        .output();
-    let output = match run {
-        Ok(output) => output,
-        Err(error) => {
-            bail!("mvn: {error}; Apache Kafka comes from Maven: install maven and a JDK 17 or later")
-        }
-    };
-    if !output.status.success() {
-        bail!("mvn could not fetch Apache Kafka:\n{}", String::from_utf8_lossy(&output.stdout));
-    }
+    let mvn = tools::program("mvn", "maven")?;
+    let mut copy = Command::new(mvn);
+    copy.args(["-q", "-B", "-ntp", "-f"]).arg(pom);
+    copy.args(["dependency:copy-dependencies", "-DincludeScope=runtime"]);
+    let output = copy.arg(format!("-DoutputDirectory={}", jars.display())).output().context("run mvn")?;
+    let printed = String::from_utf8_lossy(&output.stdout);
+    ensure!(output.status.success(), "mvn could not fetch Apache Kafka:\n{printed}");
     Ok(())
 }

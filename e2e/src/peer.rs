@@ -12,7 +12,7 @@ use anyhow::{Context, Result, bail, ensure};
 use rustix::process::{Pid, Signal, kill_process};
 use tempfile::TempDir;
 
-use crate::{maven, probe};
+use crate::{maven, probe, tools};
 
 const START_LIMIT: Duration = Duration::from_secs(60);
 const STOP_LIMIT: Duration = Duration::from_secs(20);
@@ -137,6 +137,8 @@ pub fn run(command: &mut Command) -> Result<String> {
 }
 
 fn java() -> Result<Command> {
+    // A JDK: programs in source form are compiled as they start.
+    tools::program("javac", "default-jdk-headless")?;
     let mut command = Command::new("java");
     let log = maven::kafka_files().join("log4j2.properties");
     command.arg("-cp").arg(maven::class_path()?);
@@ -152,7 +154,7 @@ fn node(properties: &Path, dir: &Path) -> Result<Child> {
     }
     command.arg("kafka.Kafka").arg(properties).stdin(Stdio::null());
     command.stdout(log.try_clone()?).stderr(log);
-    command.spawn().context("start java: Apache Kafka needs a JDK 17 or later")
+    command.spawn().context("start java")
 }
 
 fn format_storage(properties: &Path) -> Result<()> {
