@@ -1,1 +1,17 @@
-//! The entry to a lane: a Kafka-aware proxy that stamps records and renames groups.
+//! The entry to a lane: a Kafka-aware proxy that names a connection's lane.
+//!
+//! It stamps what is produced, appends the lane to group ids and transactional ids, and tells clients
+//! its own address instead of the broker's. Every other frame passes as bytes; answers leave in request
+//! order. It decides nothing about who owns a record: the partition's owner does. Holds no state that a
+//! restart would lose.
+
+mod config;
+mod directory;
+mod produce;
+mod rewrite;
+mod service;
+mod session;
+mod upstream;
+
+pub use config::Config;
+pub use service::{Running, StartError, start};

@@ -1,0 +1,34 @@
+//! Configuration of a lane-router: how to reach the broker, and where it listens.
+
+use chassis::tls::TlsFiles;
+
+chassis::config! {
+    /// A lane-router: the entry of a lane's workloads.
+    pub struct Config {
+        /// Address of the internal listener of a broker of this region, `HOST:PORT`.
+        pub broker: String = "127.0.0.1:9097".to_owned(),
+        /// Name that the broker's certificate must carry; the host of `broker` when not set.
+        pub broker_server_name: Option<String>,
+        /// Certificate, key and authorities towards the broker and the control service. The common name
+        /// of the certificate must be `sealane-lane-router`.
+        pub tls: TlsFiles => nested,
+        /// Address of the control service, `HOST:PORT`: it tells which lanes there are.
+        pub control: String = "127.0.0.1:9094".to_owned(),
+        /// Whether the control service is reached by TLS; it must be unless it is on this machine.
+        pub control_tls: bool = false,
+        /// Address and port of the shared listener, where the suffix `@LANE` of a client.id names the
+        /// lane (BOE lanes only). Nothing outside this machine can connect while it is 127.0.0.1.
+        pub bind: String = "127.0.0.1:9093".to_owned(),
+        /// Address that the listeners of lanes are bound to; their ports come from the control service.
+        pub lane_bind_host: String = "127.0.0.1".to_owned(),
+        /// Host that clients are told to connect to. If it is wrong, clients reach the bootstrap address
+        /// and then nothing else.
+        pub advertised_host: String = "127.0.0.1".to_owned(),
+        /// Address of /healthz, /readyz and /metrics; empty for none.
+        pub http_bind: String = String::new(),
+        /// Most client connections at once; each has one connection to the broker.
+        pub connections_max: u32 = 4096,
+        /// Largest request in bytes; a connection that sends a larger one is closed.
+        pub request_bytes_max: u32 = 64 << 20,
+    }
+}
