@@ -26,14 +26,10 @@ const EARLIEST: i64 = -2;
 const MAX_TIMESTAMP: i64 = -3;
 const EARLIEST_LOCAL: i64 = -4;
 const LATEST_TIERED: i64 = -5;
-const EARLIEST_PENDING_UPLOAD: i64 = -6;
-
-/// Version 11 only adds a special timestamp: it is laid out like 10.
-const LAYOUT_MAX: i16 = 10;
 
 pub fn list_offsets(ctx: &Ctx, header: &RequestHeader, body: Bytes) -> Answer {
-    let (version, layout) = (header.api_version, header.api_version.min(LAYOUT_MAX));
-    let request: ListOffsetsRequest = match message::read_as(header, layout, body) {
+    let version = header.api_version;
+    let request: ListOffsetsRequest = match message::read(header, body) {
         Ok(request) => request,
         Err(answer) => return answer,
     };
@@ -45,7 +41,7 @@ pub fn list_offsets(ctx: &Ctx, header: &RequestHeader, body: Bytes) -> Answer {
     let ctx = ctx.clone();
     let work = move || {
         let response = ListOffsetsResponse::default().with_topics(look_up_all(&ctx, &request, version));
-        Body::message(&response, layout)
+        Body::message(&response, version)
     };
     if searches { blocking(work) } else { Answer::Ready(work()) }
 }
@@ -100,21 +96,22 @@ fn look_up(
         MAX_TIMESTAMP => 7,
         EARLIEST_LOCAL => 8,
         LATEST_TIERED => 9,
-        EARLIEST_PENDING_UPLOAD => 11,
-        other if other < EARLIEST_PENDING_UPLOAD => i16::MAX,
+        other if other < LATEST_TIERED => i16::MAX,
         _ => 0,
     };
     if version < needs {
         return Err(ErrorCode::UnsupportedVersion);
     }
-    let everything = |_: &kafka::Batch, _: Offset| true;
+    // A batch may begin below the log start; its records there are deleted.
+    let start = partition.watermarks().log_start;
+    let everything = |_: &kafka::Batch, offset: Offset| offset >= start;
     let found = match asked.timestamp {
         LATEST => return Ok((partition.watermarks().high_watermark, TimestampMs::NONE, partition.epoch)),
         EARLIEST | EARLIEST_LOCAL => {
             let (start, epoch) = partition.with_fold(|fold| (fold.log_start, fold.epochs.at(fold.log_start)));
             return Ok((start, TimestampMs::NONE, epoch.unwrap_or(partition.epoch)));
         }
-        LATEST_TIERED | EARLIEST_PENDING_UPLOAD => return Ok(NOTHING),
+        LATEST_TIERED => return Ok(NOTHING),
         MAX_TIMESTAMP => partition.find_max_time(everything),
         at => partition.find_time(TimestampMs(at), everything),
     };

@@ -15,12 +15,7 @@ pub(super) const OPERATIONS_UNASKED: i32 = i32::MIN;
 
 /// The request, or the answer to one that cannot be read.
 pub(super) fn read<M: Decodable>(header: &RequestHeader, body: Bytes) -> Result<M, Answer> {
-    read_as(header, header.api_version, body)
-}
-
-/// Where a version is laid out like an older one that the codec knows.
-pub(super) fn read_as<M: Decodable>(header: &RequestHeader, version: i16, body: Bytes) -> Result<M, Answer> {
-    cold::decode(version, body).map_err(|error| Answer::malformed(header, error))
+    cold::decode(header.api_version, body).map_err(|error| Answer::malformed(header, error))
 }
 
 pub(super) fn text(text: impl Into<String>) -> StrBytes {
