@@ -58,9 +58,10 @@ chassis::config! {
         pub control_tls: Option<TlsFiles> => nested,
         /// Address of /healthz, /readyz and /metrics; empty for none.
         pub http_bind: String = "127.0.0.1:9095".to_owned(),
-        /// First port of the addresses that lanes get from this broker, and how many there are. 0 means
-        /// that this cluster gives out no lane addresses.
+        /// First port of the addresses that lanes get from this broker. 0 means that this cluster gives
+        /// out no lane addresses.
         pub lane_port_first: u16 = 0,
+        /// How many such ports there are, and so how many lanes.
         pub lane_port_count: u16 = 90,
         /// Host that lane addresses are told with.
         pub lane_host: String = "127.0.0.1".to_owned(),

@@ -63,7 +63,8 @@ impl Endpoint {
     async fn answer(&self, mut stream: TcpStream) -> io::Result<()> {
         let mut head = Vec::with_capacity(512);
         while !head.windows(4).any(|window| window == b"\r\n\r\n") {
-            if head.len() >= HEAD_BYTES_MAX || stream.read_buf(&mut head).await? == 0 {
+            let is_method = head.first().is_none_or(u8::is_ascii_uppercase);
+            if !is_method || head.len() >= HEAD_BYTES_MAX || stream.read_buf(&mut head).await? == 0 {
                 return Ok(());
             }
         }

@@ -8,7 +8,14 @@ pub fn line(error: &anyhow::Error) -> String {
     if let Some(status) = find::<tonic::Status>(error) {
         return control_refusal(status);
     }
-    let mut text = format!("{error:#}").split_whitespace().collect::<Vec<_>>().join(" ");
+    let mut text = String::new();
+    for cause in error.chain() {
+        let cause = cause.to_string().split_whitespace().collect::<Vec<_>>().join(" ");
+        // Many errors say what their cause says.
+        if !text.ends_with(&cause) {
+            text = if text.is_empty() { cause } else { format!("{text}: {cause}") };
+        }
+    }
     if let Some(advice) = find::<ClientError>(error).and_then(client_advice) {
         text.push_str("; ");
         text.push_str(&advice);

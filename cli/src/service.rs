@@ -8,25 +8,49 @@ use chassis::config::{self, Documented};
 use chassis::{Process, Registry, RunError, ServiceHandle};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
+use tokio::net::TcpListener;
 
 use crate::args::Service;
 
 pub async fn broker(args: Service) -> anyhow::Result<()> {
     let Some(config) = read::<broker::Config>(args, BROKER_TITLE)? else { return Ok(()) };
     let grace = Duration::from_secs(config.drain_seconds.into());
-    run("broker", grace, |service| async { broker::service::start(config, service).await.map(drop) }).await
+    run("broker", grace, |service| async {
+        broker::service::start(config, service).await?;
+        Ok(())
+    })
+    .await
+}
+
+pub async fn lane_router(args: Service) -> anyhow::Result<()> {
+    let Some(config) = read::<lane_router::Config>(args, LANE_ROUTER_TITLE)? else { return Ok(()) };
+    run("lane-router", GRACE, |service| async {
+        serve_http(&service, &config.http_bind).await?;
+        lane_router::start(config, service).await?;
+        Ok(())
+    })
+    .await
 }
 
 /// Runs one service until a signal or the first dead task.
-async fn run<E, F>(name: &str, grace: Duration, start: impl FnOnce(ServiceHandle) -> F) -> anyhow::Result<()>
+async fn run<F>(name: &str, grace: Duration, start: impl FnOnce(ServiceHandle) -> F) -> anyhow::Result<()>
 where
-    E: std::error::Error + Send + Sync + 'static,
-    F: Future<Output = Result<(), E>>,
+    F: Future<Output = anyhow::Result<()>>,
 {
     raise_file_limit();
     let process = Process::new();
     let service = process.service(name, &Registry::new());
     finished(process.run(grace, start(service)).await)
+}
+
+async fn serve_http(service: &ServiceHandle, address: &str) -> anyhow::Result<()> {
+    if address.is_empty() {
+        return Ok(());
+    }
+    let named = || format!("http_bind {address}");
+    let listener = TcpListener::bind(address).await.with_context(named)?;
+    chassis::admin::serve(service, listener, Vec::new()).with_context(named)?;
+    Ok(())
 }
 
 /// The end of a process as the command's result.
@@ -64,3 +88,6 @@ pub fn raise_file_limit() {
 }
 
 pub const BROKER_TITLE: &str = "sealane broker --config FILE";
+pub const LANE_ROUTER_TITLE: &str = "sealane lane-router --config FILE";
+/// For connections to end at a stop.
+const GRACE: Duration = Duration::from_secs(20);

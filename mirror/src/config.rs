@@ -29,6 +29,8 @@ chassis::config! {
         pub link_tls: Option<TlsFiles> => nested,
         /// UDP address for links, `IP:PORT`. Peers that dial must reach it.
         pub bind: String = "127.0.0.1:9096".to_owned(),
+        /// Address of /healthz, /readyz and /metrics; empty for none.
+        pub http_bind: String = String::new(),
         /// `auto`, `bbr` or `cubic`: the congestion controller of every link.
         pub congestion: Congestion = Congestion::Auto,
         /// Most bytes per second that each link sends, unpacked; 0 for no limit.

@@ -205,7 +205,9 @@ impl control::Control for Calls {
         request: Request<v1::MirrorStatusRequest>,
     ) -> Result<Response<v1::MirrorStatusResponse>, Status> {
         allow(&request, &[CONTROL])?;
-        Ok(Response::new(self.broker.links.message(&[])))
+        let notes = crate::api::mirror::notes(&*self.broker.meta, "").await;
+        let notes = notes.map_err(|error| Status::unavailable(format!("notes of the mirror: {error}")))?;
+        Ok(Response::new(self.broker.links.message(&notes)))
     }
 }
 

@@ -104,12 +104,15 @@ impl Region {
     /// Starts what needs brokers.
     async fn start_rest(
         &mut self,
-        _process: &Process,
-        _plan: &RegionPlan,
-        _plans: &[RegionPlan],
+        process: &Process,
+        plan: &RegionPlan,
+        plans: &[RegionPlan],
         certificates: &Certificates,
     ) -> anyhow::Result<()> {
-        let _ = (&self.registry, &certificates.mirror, &certificates.lane_router);
+        let named = || format!("region {}", plan.name);
+        let router = process.service(&format!("lane-router {}", plan.name), &self.registry);
+        self.services.push(router.clone());
+        lane_router::start(router_config(plan, certificates), router).await.with_context(named)?;
         Ok(())
     }
 
@@ -162,5 +165,21 @@ fn broker_config(
     }
 }
 
+fn router_config(plan: &RegionPlan, certificates: &Certificates) -> lane_router::Config {
+    lane_router::Config {
+        broker: plan.address(plan.internal),
+        broker_server_name: Some(BROKER_NAME.to_owned()),
+        tls: certificates.lane_router.clone(),
+        control: plan.address(plan.control),
+        control_tls: !plan.host.is_loopback(),
+        bind: plan.address(plan.lane_router),
+        lane_bind_host: plan.host.to_string(),
+        advertised_host: plan.host.to_string(),
+        ..lane_router::Config::default()
+    }
+}
+
+/// What every broker's certificate is valid for.
+const BROKER_NAME: &str = "sealane-broker";
 /// For connections to end and data to be flushed.
 const GRACE: Duration = Duration::from_secs(20);

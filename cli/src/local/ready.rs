@@ -35,7 +35,10 @@ async fn probe(plan: &RegionPlan) -> anyhow::Result<()> {
     }
     if plan.host.is_loopback() {
         let mut control = control::connect(&plan.address(plan.control), None).await?;
-        control.cluster_info(v1::ClusterInfoRequest {}).await?;
+        let info = control.cluster_info(v1::ClusterInfoRequest {}).await?.into_inner();
+        if info.lane_routers == 0 {
+            bail!("the lane-router has not connected to the control service");
+        }
     }
     Ok(())
 }
