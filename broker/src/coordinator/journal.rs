@@ -37,8 +37,16 @@ pub enum Then {
         offsets: Vec<(TopicPartition, CommittedOffset)>,
         reply: oneshot::Sender<Result<(), ErrorCode>>,
     },
-    Store { group: GroupId, token: StoreToken, metadata: GroupMetadata },
+    Store {
+        group: GroupId,
+        token: StoreToken,
+        metadata: GroupMetadata,
+    },
     Forget(Forget),
+    Left {
+        codes: Vec<ErrorCode>,
+        reply: oneshot::Sender<super::message::Left>,
+    },
 }
 
 /// Offsets, and whole groups, that end with a write.
@@ -83,7 +91,12 @@ impl Journal {
 
     /// Appends `entries` and queues `then`. An error gives it back: it is not written, or not wholly,
     /// which a reader of the log cannot tell from a crash in between.
-    pub fn write(&mut self, now: TimestampMs, entries: &[Entry], then: Then) -> Result<(), (ErrorCode, Then)> {
+    pub fn write(
+        &mut self,
+        now: TimestampMs,
+        entries: &[Entry],
+        then: Then,
+    ) -> Result<(), (ErrorCode, Then)> {
         match self.append_all(now, entries) {
             Ok(next) => {
                 self.writes.push_back((next, then));
@@ -113,7 +126,8 @@ impl Journal {
                 records.next();
             }
             let batch = builder.build();
-            let append = Append { batch: &batch, lanes: None, judged_by: self.no_lanes.clone(), now, urgent: true };
+            let append =
+                Append { batch: &batch, lanes: None, judged_by: self.no_lanes.clone(), now, urgent: true };
             next = self.partition.append(append).map_err(|error| refusal(&error))?.last_offset.plus(1);
         }
         Ok(next)

@@ -25,7 +25,8 @@ pub fn fold(partition: &Partition) -> Result<OffsetsFold, LoadError> {
         let read = partition.read(next, READ_BYTES, true, ReadUpTo::HighWatermark)?;
         if let Some(slice) = &read.slice {
             let bytes = slice.bytes().map_err(ReadError::from)?;
-            let batches = Batch::split_all(bytes, true).map_err(|error| LoadError::Batch { base: next, error })?;
+            let batches =
+                Batch::split_all(bytes, true).map_err(|error| LoadError::Batch { base: next, error })?;
             for batch in batches.iter().filter(|b| !b.header.is_control()) {
                 take_in(&mut fold, batch, partition)?;
             }

@@ -22,16 +22,38 @@ pub struct Sender {
 /// One code for each partition asked about, or one for all.
 pub type OffsetsDeleted = Result<Vec<(TopicPartition, ErrorCode)>, ErrorCode>;
 
+/// One code for each leaver, or one for all.
+pub type Left = Result<Vec<ErrorCode>, ErrorCode>;
+
 /// What is committed for each partition asked about; `None` is nothing.
 pub type OffsetsFound = Result<Vec<(TopicPartition, Option<CommittedOffset>)>, ErrorCode>;
 
 /// Requests to a shard, each with the place for its answer.
 #[derive(Debug)]
 pub enum Message {
-    Join { group: GroupId, principal: Principal, request: JoinRequest, reply: oneshot::Sender<JoinReply> },
-    Sync { group: GroupId, principal: Principal, request: SyncRequest, reply: oneshot::Sender<SyncReply> },
-    Heartbeat { group: GroupId, principal: Principal, sender: Sender, reply: oneshot::Sender<ErrorCode> },
-    Leave { group: GroupId, leavers: Vec<Leaver>, reply: oneshot::Sender<Result<Vec<ErrorCode>, ErrorCode>> },
+    Join {
+        group: GroupId,
+        principal: Principal,
+        request: JoinRequest,
+        reply: oneshot::Sender<JoinReply>,
+    },
+    Sync {
+        group: GroupId,
+        principal: Principal,
+        request: SyncRequest,
+        reply: oneshot::Sender<SyncReply>,
+    },
+    Heartbeat {
+        group: GroupId,
+        principal: Principal,
+        sender: Sender,
+        reply: oneshot::Sender<ErrorCode>,
+    },
+    Leave {
+        group: GroupId,
+        leavers: Vec<Leaver>,
+        reply: oneshot::Sender<Left>,
+    },
     Commit {
         group: GroupId,
         sender: Sender,
@@ -49,13 +71,26 @@ pub enum Message {
         which: Vec<TopicPartition>,
         reply: oneshot::Sender<OffsetsDeleted>,
     },
-    DeleteGroup { group: GroupId, reply: oneshot::Sender<ErrorCode> },
-    Describe { group: GroupId, reply: oneshot::Sender<Result<Description, ErrorCode>> },
-    List { reply: oneshot::Sender<Result<Vec<Listed>, ErrorCode>> },
+    DeleteGroup {
+        group: GroupId,
+        reply: oneshot::Sender<ErrorCode>,
+    },
+    Describe {
+        group: GroupId,
+        reply: oneshot::Sender<Result<Description, ErrorCode>>,
+    },
+    List {
+        reply: oneshot::Sender<Result<Vec<Listed>, ErrorCode>>,
+    },
     /// Forget every offset on the topic; answered when that is durable.
-    TopicDeleted { topic: TopicName, reply: oneshot::Sender<Result<(), ErrorCode>> },
+    TopicDeleted {
+        topic: TopicName,
+        reply: oneshot::Sender<Result<(), ErrorCode>>,
+    },
     /// Look for lapsed offsets now; answered when what was found is gone.
-    Expire { reply: oneshot::Sender<()> },
+    Expire {
+        reply: oneshot::Sender<()>,
+    },
 }
 
 /// A group as ListGroups shows it.

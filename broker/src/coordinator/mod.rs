@@ -18,13 +18,13 @@ use std::sync::{Arc, OnceLock};
 
 use broker_core::group::MemberId;
 use futures_util::future::BoxFuture;
-use kafka::{ErrorCode, GroupId, TopicName};
+use kafka::{ErrorCode, GroupId, TimestampMs, TopicName};
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio_util::sync::CancellationToken;
 
 pub use config::GroupConfig;
 pub use message::{Description, Listed, MemberDescription, Message, Sender, TopicPartition};
-pub use observer::{AssignedMember, Assignment, AssignmentObserver};
+pub use observer::{Assignment, AssignmentObserver};
 use shard::{ShardState, Surroundings};
 
 use crate::broker::Broker;
@@ -37,6 +37,9 @@ const SEGMENT_BYTES: &str = "16777216";
 
 /// The topic that groups and offsets live in.
 pub const OFFSETS_TOPIC: &str = "__consumer_offsets";
+
+/// Tombstones outlive what they delete by Kafka's `delete.retention.ms`, for tools that read along.
+const TOMBSTONES_KEPT_MS: i64 = 24 * 3600 * 1000;
 
 /// Handle of all shards.
 pub struct Coordinator {
@@ -222,6 +225,18 @@ pub async fn ensure(broker: &Arc<Broker>) -> Result<(), ErrorCode> {
 pub fn serve_existing(broker: &Broker) {
     if let Some(partitions) = broker.topic_partitions(OFFSETS_TOPIC) {
         broker.coordinator.serve(partitions.to_vec());
+    }
+}
+
+/// Compacts what has been sealed of `__consumer_offsets`. Blocks for the disk.
+pub fn compact(broker: &Broker) {
+    let before = TimestampMs(crate::clock::now().0.saturating_sub(TOMBSTONES_KEPT_MS));
+    for partition in broker.topic_partitions(OFFSETS_TOPIC).iter().flat_map(|p| p.iter()) {
+        match partition.compact(before) {
+            Ok(done) if done.segments_before == 0 => {}
+            Ok(done) => tracing::info!(%partition, ?done, "compacted"),
+            Err(error) => tracing::warn!(%partition, %error, "compaction failed and is tried again"),
+        }
     }
 }
 

@@ -2,14 +2,15 @@
 
 use std::collections::BTreeSet;
 
-use broker_core::group::{Group, GroupState, JoinReply, MemberId, SyncReply};
+use broker_core::group::{Effect, Group, GroupState, JoinReply, Leaver, MemberId, SyncReply};
 use broker_core::offsets_log::{CommittedOffset, Key};
 use kafka::{ErrorCode, GroupId, TopicName};
 use tokio::sync::oneshot;
 
 use super::journal::{Entry as Write, Forget, Tell, Then, Value};
 use super::message::{
-    Description, Listed, MemberDescription, Message, OffsetsDeleted, OffsetsFound, Sender, TopicPartition,
+    Description, Left, Listed, MemberDescription, Message, OffsetsDeleted, OffsetsFound, Sender,
+    TopicPartition,
 };
 use super::observer::Assignment;
 use super::shard::{Entry, GROUPS_MAX, Shard, Waiting};
@@ -19,21 +20,13 @@ impl Shard {
     pub(super) fn handle(&mut self, message: Message) {
         match message {
             Message::Join { group, principal, request, reply } => self.join(group, principal, request, reply),
-            Message::Sync { group, principal, request, reply } => self.sync(&group, principal, request, reply),
+            Message::Sync { group, principal, request, reply } => {
+                self.sync(&group, principal, request, reply)
+            }
             Message::Heartbeat { group, principal, sender, reply } => {
                 let _ = reply.send(self.heartbeat(&group, principal, &sender));
             }
-            Message::Leave { group, leavers, reply } => {
-                let now = self.now();
-                let Some(entry) = self.groups.get_mut(&group) else {
-                    let _ = reply.send(Ok(vec![ErrorCode::UnknownMemberId; leavers.len()]));
-                    return;
-                };
-                let (codes, effects) = entry.group.leave(now, &leavers);
-                self.act(&group, effects);
-                self.drop_if_void(&group);
-                let _ = reply.send(Ok(codes));
-            }
+            Message::Leave { group, leavers, reply } => self.leave(&group, &leavers, reply),
             Message::Commit { group, sender, offsets, reply } => self.commit(group, &sender, offsets, reply),
             Message::FetchOffsets { group, wanted, reply } => {
                 let _ = reply.send(self.fetch_offsets(&group, wanted));
@@ -118,6 +111,26 @@ impl Shard {
             self.heard_of(id, member, principal);
         }
         code
+    }
+
+    /// A group that became empty is empty in the log before the last one to leave is told: else a
+    /// restart would wait for members that are known to have gone.
+    fn leave(&mut self, id: &GroupId, leavers: &[Leaver], reply: oneshot::Sender<Left>) {
+        let now = self.now();
+        let Some(entry) = self.groups.get_mut(id) else {
+            let _ = reply.send(Ok(vec![ErrorCode::UnknownMemberId; leavers.len()]));
+            return;
+        };
+        let (codes, effects) = entry.group.leave(now, leavers);
+        let stores = effects.iter().any(|effect| matches!(effect, Effect::Store(..)));
+        self.act(id, effects);
+        self.drop_if_void(id);
+        let then = Then::Left { codes, reply };
+        let written =
+            if stores { self.journal.write(now.wall, &[], then) } else { Err((ErrorCode::None, then)) };
+        if let Err((_, Then::Left { codes, reply })) = written {
+            let _ = reply.send(Ok(codes));
+        }
     }
 
     /// The log does not say who a member of a loaded group is; its first request does.
@@ -323,7 +336,8 @@ impl Shard {
             for id in &forget.groups {
                 let now = self.now();
                 if let Some(entry) = self.groups.get_mut(id) {
-                    entry.group = Group::restore(id.clone(), self.around.rules.clone(), entry.group.current(), now);
+                    entry.group =
+                        Group::restore(id.clone(), self.around.rules.clone(), entry.group.current(), now);
                 }
             }
         }

@@ -25,8 +25,8 @@ use super::journal::{Journal, Then, Value};
 use super::load::{self, LoadError};
 use super::message::{Message, TopicPartition};
 use super::observer::{Assignment, AssignmentObserver};
-use crate::partition::Partition;
 use crate::api::Principal;
+use crate::partition::Partition;
 
 /// Requests that may wait for a shard; beyond this senders wait.
 pub const INBOX_MAX: usize = 1024;
@@ -171,14 +171,19 @@ impl Shard {
                 None => Group::new(id.clone(), self.around.rules.clone(), now),
             };
             let mut entry = Entry::new(group);
-            entry.offsets = folded.offsets;
-            let gone = entry.offsets.keys().filter(|(topic, _)| !(self.around.topic_exists)(topic));
-            orphans.extend(gone.map(|key| (id.clone(), key.clone())));
+            let exists = |key: &TopicPartition| (self.around.topic_exists)(&key.0);
+            let (offsets, gone): (BTreeMap<_, _>, BTreeMap<_, _>) =
+                folded.offsets.into_iter().partition(|(key, _)| exists(key));
+            entry.offsets = offsets;
+            orphans.extend(gone.into_keys().map(|key| (id.clone(), key)));
             self.groups.insert(id.clone(), entry);
             self.arm(&id);
         }
         if !orphans.is_empty() {
-            tracing::info!(offsets = orphans.len(), "removing committed offsets of topics that no longer exist");
+            tracing::info!(
+                offsets = orphans.len(),
+                "removing committed offsets of topics that no longer exist"
+            );
             self.forget(super::journal::Forget { offsets: orphans, ..Default::default() });
         }
     }
@@ -250,6 +255,10 @@ impl Shard {
                 Err(_) => self.stored(&group, token, outcome),
             },
             Then::Forget(forget) => self.forgotten(forget, outcome),
+            // They have left whatever became of the write.
+            Then::Left { codes, reply } => {
+                let _ = reply.send(Ok(codes));
+            }
         }
     }
 

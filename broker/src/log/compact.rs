@@ -67,7 +67,14 @@ impl LastOffsets {
     }
 
     /// A record stays unless a later one has its key; a last tombstone stays until `tombstones_before`.
-    fn keeps(&self, offset: Offset, key: &[u8], is_tombstone: bool, at: TimestampMs, before: TimestampMs) -> bool {
+    fn keeps(
+        &self,
+        offset: Offset,
+        key: &[u8],
+        is_tombstone: bool,
+        at: TimestampMs,
+        before: TimestampMs,
+    ) -> bool {
         self.last.get(key).is_none_or(|last| *last <= offset) && !(is_tombstone && at < before)
     }
 

@@ -8,9 +8,9 @@ use std::sync::Arc;
 use kafka::{Offset, TimestampMs};
 
 use super::{Condition, Partition};
+use crate::log::SealedSegment;
 use crate::log::compact::{CompactError, LastOffsets, Remainder, sweep};
 use crate::log::recovery::delete_segment;
-use crate::log::SealedSegment;
 
 /// What a pass did.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -68,8 +68,7 @@ impl Partition {
         if state.condition != Condition::Serving {
             return Vec::new();
         }
-        let finished = state.sealed.len() - state.rolls.len().min(state.sealed.len());
-        state.sealed[..finished].to_vec()
+        state.finished().to_vec()
     }
 
     /// Puts the rewritten segment in the place of `old` and the empty ones behind it. Returns its size.
