@@ -11,7 +11,7 @@ two records of one origin offset, origin offsets out of order.
 
 A record line: {"topic", "p", "o": local offset, "origin": region uuid or null for this region,
 "oo": origin offset, "t", "k", "v", "h", "pid"}; a partition line: {"partition", "topic", "p",
-"start", "end", "records", "markers": {type: count}, "dir"}.
+"start", "end", "records", "unit_bytes": bytes that came over a mirror, "markers": {type: count}}.
 """
 
 import argparse
@@ -189,7 +189,7 @@ class Partition:
 
     def __init__(self, path, topic, number):
         self.path, self.topic, self.number = path, topic, number
-        self.markers, self.count = {}, 0
+        self.markers, self.count, self.unit_bytes = {}, 0, 0
         self.start = self.end = None
         self.seen = {}    # (origin, incarnation) -> next origin offset
         self.unit = None  # the marker whose batches are still to come
@@ -250,6 +250,7 @@ class Partition:
             if unit["first"] < self.seen.get(at, 0):
                 raise Broken(f"{batch.where}: origin offset {unit['first']} again, {self.seen[at]} is next")
             self.seen[at] = unit["next"]
+            self.unit_bytes += unit["bytes"]
             if unit["batches"]:
                 self.unit = {**unit, "base": batch.base, "left": list(unit["batches"]), "size": 0}
 
@@ -300,7 +301,7 @@ def main():
                     "v": hexed(record.value), "h": [[n, hexed(v)] for n, v in record.headers], "pid": pid}))
         print(json.dumps({
             "partition": part.path, "topic": part.topic, "p": part.number, "start": part.start, "end": part.end,
-            "records": part.count, "markers": {NAMES[kind]: n for kind, n in part.markers.items()}}))
+            "records": part.count, "unit_bytes": part.unit_bytes, "markers": {NAMES[kind]: n for kind, n in part.markers.items()}}))
 
 
 if __name__ == "__main__":

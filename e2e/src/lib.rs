@@ -6,6 +6,8 @@
 pub mod bench;
 pub mod clients;
 pub mod compare;
+pub mod dice;
+pub mod load;
 pub mod logread;
 pub mod maven;
 pub mod peer;

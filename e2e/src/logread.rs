@@ -32,6 +32,8 @@ pub struct PartitionLog {
     pub partition: i32,
     pub start: i64,
     pub end: i64,
+    /// Bytes of batches that came over a mirror.
+    pub unit_bytes: u64,
     pub markers: BTreeMap<String, u64>,
 }
 
@@ -137,6 +139,7 @@ fn partition_of(line: &Value) -> Result<PartitionLog> {
         partition: number(line, "p")? as i32,
         start: line["start"].as_i64().unwrap_or(0),
         end: line["end"].as_i64().unwrap_or(0),
+        unit_bytes: line["unit_bytes"].as_u64().unwrap_or(0),
         markers: markers.iter().map(|(kind, n)| (kind.clone(), n.as_u64().unwrap_or(0))).collect(),
     })
 }

@@ -246,6 +246,32 @@ impl Conn {
         Ok((take.i16()?, take.i64()?, take.i64()?))
     }
 
+    /// Reads partition after partition from its start to its high watermark; how many records there are.
+    pub fn count_records(&mut self, topic: &str, partitions: i32) -> Result<u64> {
+        let mut count = 0;
+        for partition in 0..partitions {
+            let (error, _, mut from) = self.list_offset(topic, partition, -2)?;
+            ensure!(error == 0, "ListOffsets of {topic}-{partition} answers error {error}");
+            loop {
+                let answer = self.fetch(FetchPlan::now(topic, &[(partition, from)]))?;
+                let part = &answer.first().context("one partition")?.1;
+                ensure!(
+                    part.error == 0,
+                    "Fetch of {topic}-{partition} at {from} answers error {}",
+                    part.error
+                );
+                let found = batches(&part.records);
+                count += found.iter().map(|(_, _, records, _)| *records as u64).sum::<u64>();
+                let Some((_, last, _, _)) = found.last() else { break };
+                from = last + 1;
+                if from >= part.high_watermark {
+                    break;
+                }
+            }
+        }
+        Ok(count)
+    }
+
     /// The offset after the last durable record.
     pub fn end_offset(&mut self, topic: &str, partition: i32) -> Result<i64> {
         let (error, _, offset) = self.list_offset(topic, partition, -1)?;

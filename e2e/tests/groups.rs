@@ -2,6 +2,7 @@
 //! With `SEALANE_E2E_TARGET=kafka` the same scenarios run against Apache Kafka, except where they restart it.
 
 use std::collections::BTreeSet;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 use e2e::clients::{Library, PATIENCE, Record, Running};
@@ -39,7 +40,7 @@ fn a_group_of_any_client_commits_and_resumes_where_it_was() -> Result<()> {
         Conn::open(&bootstrap)?.create_topic(topic, 2, &[])?;
         write(&bootstrap, topic, 2, 0..20)?;
         let options = ["--group", "resume", "--commit"];
-        let (first, _) = library.read_to_end(&bootstrap, topic, &options)?;
+        let first = library.consume(&bootstrap, topic, 20, &options)?;
         ensure!(texts(&first) == numbers(0..20), "{topic}: {:?}", texts(&first));
         write(&bootstrap, topic, 2, 20..40)?;
         let second = library.consume(&bootstrap, topic, 20, &options)?;
@@ -79,23 +80,27 @@ fn two_members_share_the_partitions_and_one_takes_over() -> Result<()> {
 /// Writes until the second member has got something, and everything written since it came is read by one of them.
 fn write_until_both_read(bootstrap: &str, topic: &str, one: &Running, other: &Running) -> Result<()> {
     let mut written = 1_000;
-    let end = std::time::Instant::now() + PATIENCE;
+    let end = Instant::now() + PATIENCE;
     while other.records().is_empty() {
-        ensure!(std::time::Instant::now() < end, "{topic}: the second member gets nothing");
+        ensure!(Instant::now() < end, "{topic}: the second member gets nothing");
         write(bootstrap, topic, 4, written..written + 8)?;
         written += 8;
-        std::thread::sleep(std::time::Duration::from_millis(200));
+        std::thread::sleep(Duration::from_millis(200));
     }
     let all = numbers(1_000..written);
-    one.wait_until(PATIENCE, "every record at one of the two", |_, _| {
-        let both = &texts(&one.records()) | &texts(&other.records());
-        all.is_subset(&both)
+    until("every record at one of the two", || {
+        all.is_subset(&(&texts(&one.records()) | &texts(&other.records())))
     })
-    .or_else(|error| {
-        // The last one may have come to the other member, whose lines do not wake this wait.
-        let both = &texts(&one.records()) | &texts(&other.records());
-        if all.is_subset(&both) { Ok(()) } else { Err(error) }
-    })
+}
+
+/// Waits until `done`, which may look at several clients.
+fn until(what: &str, mut done: impl FnMut() -> bool) -> Result<()> {
+    let end = Instant::now() + PATIENCE;
+    while !done() {
+        ensure!(Instant::now() < end, "took too long: {what}");
+        std::thread::sleep(Duration::from_millis(50));
+    }
+    Ok(())
 }
 
 fn hex(text: &str) -> String {
@@ -154,30 +159,12 @@ fn a_static_member_comes_back_to_its_partitions_without_a_rebalance() -> Result<
 }
 
 fn wait_split(one: &Running, other: &Running) -> Result<()> {
-    let end = std::time::Instant::now() + PATIENCE;
-    while (one.assigned().len(), other.assigned().len()) != (1, 1) {
-        ensure!(std::time::Instant::now() < end, "{:?} and {:?}", one.assigned(), other.assigned());
-        std::thread::sleep(std::time::Duration::from_millis(50));
-    }
-    Ok(())
+    until("one partition each", || (one.assigned().len(), other.assigned().len()) == (1, 1))
 }
 
 fn wait_both(one: &Running, other: &Running, records: usize) -> Result<()> {
-    let end = std::time::Instant::now() + PATIENCE;
-    loop {
-        let both = &texts(&one.records()) | &texts(&other.records());
-        if both.len() >= records {
-            return Ok(());
-        }
-        ensure!(
-            std::time::Instant::now() < end,
-            "{} of {records} records; {} {}",
-            both.len(),
-            one.complaints(),
-            other.complaints()
-        );
-        std::thread::sleep(std::time::Duration::from_millis(50));
-    }
+    until("all records at the two", || (&texts(&one.records()) | &texts(&other.records())).len() >= records)
+        .with_context(|| format!("{} {}", one.complaints(), other.complaints()))
 }
 
 fn assignment_count(member: &Running) -> usize {

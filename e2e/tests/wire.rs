@@ -156,7 +156,8 @@ fn null_empty_and_absent_topic_lists_are_three_things() -> Result<()> {
     raw.create_topic("a", 1, &[])?;
     raw.create_topic("b", 1, &[])?;
     let both = |topics: &[(i16, String)]| {
-        let mut names: Vec<&str> = topics.iter().filter(|(error, _)| *error == 0).map(|(_, name)| &**name).collect();
+        let mut names: Vec<&str> =
+            topics.iter().filter(|(error, _)| *error == 0).map(|(_, name)| &**name).collect();
         names.retain(|name| !name.starts_with("__"));
         names.sort_unstable();
         names == ["a", "b"]
@@ -385,7 +386,8 @@ fn what_is_no_kafka_frame_ends_its_connection_and_no_other() -> Result<()> {
     private.i32(11).i16(10_000).i16(0).i32(1).i16(1).i8(b'x' as i8);
     let mut cut_off = Put::default();
     cut_off.i32(15).i16(wire::METADATA).i16(1).i32(1).i16(1).i8(b'x' as i8).i32(1_000_000);
-    let garbage: Vec<u8> = (0..4_000u32).map(|n| (n.wrapping_mul(2_654_435_761) >> 13) as u8 | 0x80).collect();
+    let garbage: Vec<u8> =
+        (0..4_000u32).map(|n| (n.wrapping_mul(2_654_435_761) >> 13) as u8 | 0x80).collect();
     // The beginning of a TLS 1.2 ClientHello record.
     let tls = [&[0x16, 0x03, 0x01, 0x02, 0x00, 0x01, 0x00, 0x01, 0xfc, 0x03, 0x03][..], &[7; 502]].concat();
     let cases: [(&str, Vec<u8>); 8] = [
