@@ -6,5 +6,16 @@
 
 pub mod config;
 pub mod link;
+mod local;
+mod metrics;
 pub mod policy;
 pub mod quic;
+mod region;
+pub mod service;
+mod session;
+mod sink;
+mod source;
+pub mod status;
+
+pub use config::{Config, LinkConfig};
+pub use service::{Running, StartError, start};

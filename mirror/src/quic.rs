@@ -27,9 +27,7 @@ use tracing::info;
 use x509_parser::prelude::{FromDer, X509Certificate};
 
 use crate::config::Congestion;
-use crate::link::{
-    CONTROL_BYTES_MAX, Frame, LinkErrorCode, UNIT_FRAME_BYTES_MAX, UnitFrame, take_body,
-};
+use crate::link::{CONTROL_BYTES_MAX, Frame, LinkErrorCode, UNIT_FRAME_BYTES_MAX, UnitFrame, take_body};
 
 /// What both ends of a link speak.
 pub const ALPN: &[u8] = b"sealane-link";
@@ -142,10 +140,8 @@ impl Net {
         let tls = QuicClientConfig::try_from(tls).map_err(|error| NetError::Quic(error.to_string()))?;
         let mut config = quinn::ClientConfig::new(Arc::new(tls));
         config.transport_config(self.transport.clone());
-        let connecting = self
-            .endpoint
-            .connect_with(config, remote, name)
-            .map_err(|error| fail(error.to_string()))?;
+        let connecting =
+            self.endpoint.connect_with(config, remote, name).map_err(|error| fail(error.to_string()))?;
         let connection = timeout(HANDSHAKE, connecting)
             .await
             .map_err(|_| fail(format!("no answer within {} s", HANDSHAKE.as_secs())))?
@@ -224,7 +220,17 @@ impl Session {
         tasks.spawn(accept_streams(connection.clone(), traffic.clone(), events));
         let expires_in = certificate.as_ref().and_then(expires_in);
         let events = receiver;
-        Ok(Session { connection, dialled, control: control_out, data, events, room, traffic, tasks, expires_in })
+        Ok(Session {
+            connection,
+            dialled,
+            control: control_out,
+            data,
+            events,
+            room,
+            traffic,
+            tasks,
+            expires_in,
+        })
     }
 
     pub fn streams(&self) -> usize {
@@ -271,9 +277,9 @@ impl Session {
         }
     }
 
-    /// Completes when a data stream that was full has room again.
-    pub async fn room(&self) {
-        self.room.notified().await;
+    /// Notified when a data stream that was full has room again.
+    pub fn room(&self) -> Arc<Notify> {
+        self.room.clone()
     }
 
     /// Lets what is queued on the control stream leave, then closes.
@@ -356,7 +362,11 @@ async fn put(stream: &mut quinn::SendStream, bytes: Bytes) -> Result<(), String>
     }
 }
 
-async fn accept_streams(connection: quinn::Connection, traffic: Arc<Traffic>, events: mpsc::Sender<NetEvent>) {
+async fn accept_streams(
+    connection: quinn::Connection,
+    traffic: Arc<Traffic>,
+    events: mpsc::Sender<NetEvent>,
+) {
     let mut readers = JoinSet::new();
     let mut control = false;
     let reason = loop {

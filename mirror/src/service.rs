@@ -1,0 +1,339 @@
+//! The mirror as a service: its UDP endpoint, one task for each link, and who dials whom.
+//!
+//! Sessions of a link run one after the other, whichever side dialled. When both did, both keep the
+//! connection that was dialled by the region whose name sorts first.
+
+use std::collections::HashMap;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use chassis::ServiceHandle;
+use chassis::tls::{ClientTls, TlsError};
+use kafka::RegionName;
+use kafka::names::NameError;
+use kafka::private::{LinkState, ReportRequest};
+use kafka_client::{Endpoint, EndpointError};
+use tokio::sync::{mpsc, watch};
+use tokio::time::timeout;
+use tokio_util::sync::CancellationToken;
+use tracing::{info, warn};
+use uuid::Uuid;
+
+use crate::config::{Config, LinkConfig};
+use crate::link::{Frame, HELLO_MS, Identity, LinkErrorCode};
+use crate::local::{Local, Target};
+use crate::metrics::{LinkMetrics, show};
+use crate::policy::Policy;
+use crate::quic::{Incoming, Net, NetError, NetEvent, NetOptions, Session};
+use crate::region::{Topics, learn};
+use crate::session::{Arrival, End, Plan, run};
+use crate::status::Board;
+
+/// Why a mirror does not start; each names the thing.
+#[derive(Debug, thiserror::Error)]
+pub enum StartError {
+    #[error("broker: {0}")]
+    Broker(#[from] EndpointError),
+    #[error("bind {0:?} is not an address; write IP:PORT")]
+    Bind(String),
+    #[error("links.peer: {0}")]
+    Peer(#[from] NameError),
+    #[error("two links are for region {0}")]
+    Twice(RegionName),
+    #[error("streams_max is {0}; a link needs 2 at least")]
+    Streams(u32),
+    #[error(transparent)]
+    Tls(#[from] TlsError),
+    #[error(transparent)]
+    Net(#[from] NetError),
+    #[error("UDP address: {0}")]
+    Address(std::io::Error),
+}
+
+/// A mirror that runs.
+pub struct Running {
+    /// Where peers reach it.
+    pub address: SocketAddr,
+    pub board: Board,
+}
+
+/// Starts a mirror as tasks of `service`. Links come up when the broker and the peers are there.
+pub async fn start(config: Config, service: ServiceHandle) -> Result<Running, StartError> {
+    let target = Target {
+        endpoint: config.broker.parse::<Endpoint>()?,
+        tls: ClientTls::client(&config.tls, &[])?,
+        server_name: config.broker_server_name.clone(),
+    };
+    target.tls.follow(&service, |_| {});
+    if config.streams_max < 2 {
+        return Err(StartError::Streams(config.streams_max));
+    }
+    let bind: SocketAddr = config.bind.parse().map_err(|_| StartError::Bind(config.bind.clone()))?;
+    let options = NetOptions {
+        congestion: config.congestion,
+        streams_max: config.streams_max,
+        receive_window: config.credit_bytes,
+    };
+    let net = Arc::new(Net::bind(bind, config.link_tls.as_ref().unwrap_or(&config.tls), &options)?);
+    let (server, client) = net.tls();
+    server.follow(&service, |_| {});
+    client.follow(&service, |_| {});
+    let mut links: Vec<(RegionName, LinkConfig)> = Vec::new();
+    for link in &config.links {
+        let name = RegionName::parse(&link.peer)?;
+        if links.iter().any(|(other, _)| *other == name) {
+            return Err(StartError::Twice(name));
+        }
+        links.push((name, link.clone()));
+    }
+    let (address, board) = (net.local_addr().map_err(StartError::Address)?, Board::default());
+    show(service.metrics(), board.clone());
+    for (name, link) in &links {
+        let reason = "waiting for the region's own broker";
+        board.disconnected(name.as_str(), shown(link), LinkState::Connecting, reason);
+    }
+    let mirror = Mirror { config, service: service.clone(), net, target, board: board.clone() };
+    service.spawn("mirror", async move {
+        mirror.run(links).await;
+        Ok::<(), std::convert::Infallible>(())
+    });
+    Ok(Running { address, board })
+}
+
+struct Mirror {
+    config: Config,
+    service: ServiceHandle,
+    net: Arc<Net>,
+    target: Target,
+    board: Board,
+}
+
+impl Mirror {
+    async fn run(self, links: Vec<(RegionName, LinkConfig)>) {
+        let stop = self.service.stopping().clone();
+        let Some((topics, follower)) = learn(self.target.clone(), stop.clone()).await else { return };
+        let own = topics.borrow().name.clone();
+        let instance = Uuid::new_v4();
+        let mut doors = HashMap::new();
+        for (peer, link) in links {
+            let plan = Plan {
+                identity: Identity {
+                    region: topics.borrow().region,
+                    name: own.clone(),
+                    instance,
+                    peer: peer.clone(),
+                },
+                policy: Policy::new(&link.include, &link.exclude, link.boe_lanes, link.ppe_lanes),
+                target: self.target.clone(),
+                topics: topics.clone(),
+                credit_bytes: self.config.credit_bytes,
+                rate_max: self.config.send_rate_bytes_max,
+                board: self.board.clone(),
+                metrics: LinkMetrics::new(self.service.metrics(), peer.as_str()),
+            };
+            let (door, arrivals) = mpsc::channel(ARRIVALS_MAX);
+            doors.insert(peer, door.clone());
+            let keeper = Keeper { plan, link, net: self.net.clone(), stop: stop.clone() };
+            self.service.spawn_child(keeper.run(door, arrivals));
+        }
+        self.service.spawn_child(report(self.target.clone(), self.board.clone(), stop.clone()));
+        self.service.spawn_child(follower.run(stop.clone()));
+        self.service.set_ready(true);
+        let accept = self.accept(&topics, Arc::new(doors));
+        stop.run_until_cancelled(accept).await;
+        self.net.close().await;
+    }
+
+    async fn accept(
+        &self,
+        topics: &watch::Receiver<Topics>,
+        doors: Arc<HashMap<RegionName, mpsc::Sender<Arrival>>>,
+    ) {
+        while let Some(incoming) = self.net.accept().await {
+            match incoming {
+                Ok(incoming) => {
+                    let topics = topics.borrow().clone();
+                    self.service.spawn_child(admit(incoming, topics, doors.clone()));
+                }
+                Err(error) => warn!("a connection was not accepted: {error}"),
+            }
+        }
+    }
+}
+
+/// Finds out who a peer is and hands its connection to the link that it is for.
+async fn admit(incoming: Incoming, own: Topics, doors: Arc<HashMap<RegionName, mpsc::Sender<Arrival>>>) {
+    let address = incoming.address();
+    let mut session = match incoming.finish().await {
+        Ok(session) => session,
+        Err(reason) => return warn!(%address, "link refused: {reason}"),
+    };
+    let first = timeout(Duration::from_millis(HELLO_MS), session.next()).await;
+    let hello = match first {
+        Ok(NetEvent::Frame(Frame::Hello(hello))) => hello,
+        Ok(NetEvent::Closed(reason)) => return info!(%address, "connection closed before hello: {reason}"),
+        _ => {
+            let text = "the first frame must be a hello".to_owned();
+            return Arrival::refuse(session, LinkErrorCode::Protocol, text).await;
+        }
+    };
+    if hello.region == own.region {
+        let text = format!("both ends of this link are region {} ({})", own.name, own.region);
+        return Arrival::refuse(session, LinkErrorCode::SelfLink, text).await;
+    }
+    let Some(door) = doors.get(&hello.name) else {
+        let text = format!("region {} has no link to a region {}", own.name, hello.name);
+        return Arrival::refuse(session, LinkErrorCode::WrongPeer, text).await;
+    };
+    // A link that is busy with many arrivals lets this one go; its peer dials again.
+    let _ = door.try_send(Arrival { session, hello: Some(hello) });
+}
+
+/// Keeps one link connected.
+struct Keeper {
+    plan: Plan,
+    link: LinkConfig,
+    net: Arc<Net>,
+    stop: CancellationToken,
+}
+
+impl Keeper {
+    async fn run(self, door: mpsc::Sender<Arrival>, mut arrivals: mpsc::Receiver<Arrival>) {
+        let (wanted, dial) = watch::channel(true);
+        let dialler = Dialler {
+            link: self.link.clone(),
+            net: self.net.clone(),
+            board: self.plan.board.clone(),
+            door,
+            wanted: dial,
+        };
+        let stop = self.stop.clone();
+        tokio::join!(stop.run_until_cancelled(dialler.run()), self.keep(&mut arrivals, wanted));
+    }
+
+    async fn keep(&self, arrivals: &mut mpsc::Receiver<Arrival>, wanted: watch::Sender<bool>) {
+        let mut said = String::new();
+        loop {
+            wanted.send_replace(true);
+            let Some(Some(mut arrival)) = self.stop.run_until_cancelled(arrivals.recv()).await else {
+                return;
+            };
+            wanted.send_replace(false);
+            self.plan.metrics.connections.inc();
+            let (state, reason, wait) = loop {
+                match run(&self.plan, arrival, arrivals, &self.stop).await {
+                    End::Replaced(next) => arrival = next,
+                    End::Stopping => return,
+                    End::Lost(reason) => break (LinkState::Connecting, reason, LOST_WAIT),
+                    // Two mirrors that start at once may both give way; no fault.
+                    End::Refused(
+                        LinkErrorCode::Replaced | LinkErrorCode::Stopping | LinkErrorCode::Silent,
+                        text,
+                    ) => {
+                        break (LinkState::Connecting, text, LOST_WAIT);
+                    }
+                    End::Refused(_, text) => break (LinkState::Faulted, text, REFUSED_WAIT),
+                }
+            };
+            if reason != said {
+                warn!(peer = self.link.peer, "link is down: {reason}");
+                said = reason.clone();
+            }
+            self.plan.board.disconnected(&self.link.peer, shown(&self.link), state, &reason);
+            let early = tokio::time::sleep(wait);
+            if self.stop.run_until_cancelled(early).await.is_none() {
+                return;
+            }
+        }
+    }
+}
+
+/// Dials while the link has no connection.
+struct Dialler {
+    link: LinkConfig,
+    net: Arc<Net>,
+    board: Board,
+    door: mpsc::Sender<Arrival>,
+    wanted: watch::Receiver<bool>,
+}
+
+impl Dialler {
+    async fn run(mut self) {
+        let Some(address) = self.link.address.clone() else { return };
+        let (mut wait, mut said) = (DIAL_WAIT_MIN, String::new());
+        loop {
+            if self.wanted.wait_for(|wanted| *wanted).await.is_err() {
+                return;
+            }
+            let session = match self.net.dial(&address, self.link.server_name.as_deref()).await {
+                Ok(session) => session,
+                Err(error) => {
+                    self.failed(&address, &error, &mut said);
+                    tokio::time::sleep(wait + jitter()).await;
+                    wait = (wait * 2).min(DIAL_WAIT_MAX);
+                    continue;
+                }
+            };
+            (wait, said) = (DIAL_WAIT_MIN, String::new());
+            if self.hand_over(session).await.is_err() {
+                return;
+            }
+        }
+    }
+
+    async fn hand_over(&mut self, session: Session) -> Result<(), ()> {
+        self.door.send(Arrival { session, hello: None }).await.map_err(|_| ())?;
+        // Until the link has taken it, or has another.
+        self.wanted.wait_for(|wanted| !*wanted).await.map(|_| ()).map_err(|_| ())
+    }
+
+    fn failed(&self, address: &str, error: &NetError, said: &mut String) {
+        let text = error.to_string();
+        // The other side may have connected meanwhile.
+        if *self.wanted.borrow() {
+            self.board.disconnected(&self.link.peer, address, LinkState::Connecting, &text);
+        }
+        if text != *said {
+            warn!(peer = self.link.peer, "cannot connect to {text}");
+            *said = text;
+        }
+    }
+}
+
+/// Tells the broker about all links, again and again.
+async fn report(target: Target, board: Board, stop: CancellationToken) {
+    let mut local: Option<Local> = None;
+    while stop.run_until_cancelled(tokio::time::sleep(REPORT_EVERY)).await.is_some() {
+        let connected = match local.take() {
+            Some(local) => Ok(local),
+            None => Local::connect(&target).await,
+        };
+        // The links notice a dead broker and say so; here it is only tried again.
+        let Ok(connected) = connected else { continue };
+        let mut links = board.links();
+        for link in &mut links {
+            link.partitions.truncate(REPORT_PARTITIONS_MAX);
+        }
+        if connected.report(&ReportRequest { links }).await.is_ok() {
+            local = Some(connected);
+        }
+    }
+}
+
+fn shown(link: &LinkConfig) -> &str {
+    link.address.as_deref().unwrap_or("waits to be dialled")
+}
+
+/// Keeps two mirrors that failed together from trying together.
+fn jitter() -> Duration {
+    Duration::from_millis(u64::from(Uuid::new_v4().as_bytes()[0]))
+}
+
+const ARRIVALS_MAX: usize = 4;
+const DIAL_WAIT_MIN: Duration = Duration::from_millis(200);
+const DIAL_WAIT_MAX: Duration = Duration::from_secs(5);
+const LOST_WAIT: Duration = Duration::from_millis(200);
+const REFUSED_WAIT: Duration = Duration::from_secs(10);
+const REPORT_EVERY: Duration = Duration::from_secs(1);
+const REPORT_PARTITIONS_MAX: usize = 20_000;

@@ -1,0 +1,442 @@
+//! One connection at work: moves frames, units, reads and appends between a link and the world.
+//!
+//! Decides nothing: `link` does. Everything that it waits for is one `select`, and nothing in it
+//! blocks, so control frames pass however slow data is. It ends when the peer, the transport or the
+//! region's own broker does; the next session starts from the vectors.
+
+use std::time::Duration;
+
+use bytes::{Bytes, BytesMut};
+use futures_util::future::BoxFuture;
+use kafka::RegionId;
+use kafka::private::{LinkReport, LinkState};
+use tokio::sync::{mpsc, watch};
+use tokio::task::JoinSet;
+use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
+use tracing::{info, warn};
+
+use crate::link::{Append, Frame, Hello, Identity, Link, LinkErrorCode, Output};
+use crate::local::{Local, LocalError, Target};
+use crate::metrics::LinkMetrics;
+use crate::policy::Policy;
+use crate::quic::{NetEvent, Session};
+use crate::region::{Topics, now};
+use crate::sink::{SinkEvent, TopicJob, TopicTask, append_task};
+use crate::source::{Found, Source};
+use crate::status::Board;
+
+/// What a session needs to know.
+#[derive(Clone)]
+pub struct Plan {
+    pub identity: Identity,
+    pub policy: Policy,
+    pub target: Target,
+    pub topics: watch::Receiver<Topics>,
+    pub credit_bytes: u64,
+    /// Bytes per second, 0 for no limit.
+    pub rate_max: u64,
+    pub board: Board,
+    pub metrics: LinkMetrics,
+}
+
+/// A connection that has come about.
+pub struct Arrival {
+    pub session: Session,
+    /// The peer's first frame, when it was needed to know who it is.
+    pub hello: Option<Hello>,
+}
+
+/// Why a session ended.
+pub enum End {
+    /// A better connection to the same peer is there.
+    Replaced(Arrival),
+    /// The connection is gone, or the own broker is.
+    Lost(String),
+    /// The two ends do not fit.
+    Refused(LinkErrorCode, String),
+    Stopping,
+}
+
+/// Runs a session to its end.
+pub async fn run(
+    plan: &Plan,
+    arrival: Arrival,
+    arrivals: &mut mpsc::Receiver<Arrival>,
+    stop: &CancellationToken,
+) -> End {
+    let Arrival { session, hello } = arrival;
+    let locals = async { Ok((Local::connect(&plan.target).await?, Local::connect(&plan.target).await?)) };
+    let (source, sink) = match locals.await {
+        Ok(locals) => locals,
+        Err(error) => {
+            let error: LocalError = error;
+            session.close(LinkErrorCode::Stopping, "the peer's own broker cannot be reached").await;
+            return End::Lost(error.to_string());
+        }
+    };
+    let mut driver = Driver::new(plan, session, Source::new(source, &plan.policy), sink);
+    if let Some(hello) = hello {
+        driver.link.on_frame(Frame::Hello(hello), now());
+    }
+    let end = driver.drive(arrivals, stop).await;
+    let (code, text) = match &end {
+        End::Replaced(_) => (LinkErrorCode::Replaced, "another connection serves this link".to_owned()),
+        End::Lost(text) => (LinkErrorCode::Stopping, text.clone()),
+        End::Refused(code, text) => (*code, text.clone()),
+        End::Stopping => (LinkErrorCode::Stopping, "the mirror stops".to_owned()),
+    };
+    driver.tasks.abort_all();
+    driver.session.close(code, &text).await;
+    end
+}
+
+struct Driver<'a> {
+    plan: &'a Plan,
+    link: Link,
+    session: Session,
+    source: Source,
+    sink: Local,
+    tasks: JoinSet<()>,
+    topics: watch::Receiver<Topics>,
+    units: mpsc::Sender<Box<Append>>,
+    jobs: Option<mpsc::Sender<TopicJob>>,
+    events: mpsc::Receiver<SinkEvent>,
+    events_in: mpsc::Sender<SinkEvent>,
+    reading: Option<BoxFuture<'static, Result<Found, LocalError>>>,
+    /// The waiting read was told to end.
+    woken: bool,
+    bucket: Bucket,
+    reported: Instant,
+    expires: Option<Instant>,
+    peer_region: Option<RegionId>,
+}
+
+impl<'a> Driver<'a> {
+    fn new(plan: &'a Plan, session: Session, source: Source, sink: Local) -> Driver<'a> {
+        let link = Link::new(plan.identity.clone(), session.streams(), plan.credit_bytes, now());
+        let (events_in, events) = mpsc::channel(EVENTS_MAX);
+        // Units are bounded by credit, of which each takes this much at least.
+        let (units, units_out) = mpsc::channel((plan.credit_bytes / 1024) as usize + UNITS_SLACK);
+        let mut tasks = JoinSet::new();
+        tasks.spawn(append_task(sink.clone(), units_out, events_in.clone()));
+        let expires = session.expires_in.and_then(|left| Instant::now().checked_add(left));
+        Driver {
+            plan,
+            link,
+            session,
+            source,
+            sink,
+            tasks,
+            topics: plan.topics.clone(),
+            units,
+            jobs: None,
+            events,
+            events_in,
+            reading: None,
+            woken: false,
+            bucket: Bucket::new(plan.rate_max),
+            reported: Instant::now() - REPORT,
+            expires,
+            peer_region: None,
+        }
+    }
+
+    async fn drive(&mut self, arrivals: &mut mpsc::Receiver<Arrival>, stop: &CancellationToken) -> End {
+        let room = self.session.room();
+        loop {
+            if let Some(end) = self.carry_out() {
+                return end;
+            }
+            self.send_units();
+            self.read_more();
+            self.report();
+            let deadline = self.deadline();
+            tokio::select! {
+                event = self.session.next() => {
+                    if let Some(end) = self.on_net(event) {
+                        return end;
+                    }
+                }
+                Some(event) = self.events.recv() => {
+                    if let Some(end) = self.on_sink(event) {
+                        return end;
+                    }
+                }
+                found = async { self.reading.as_mut().expect("checked").await }, if self.reading.is_some() => {
+                    (self.reading, self.woken) = (None, false);
+                    match found {
+                        Ok(found) => self.supply(found),
+                        Err(error) => return End::Lost(error.to_string()),
+                    }
+                }
+                () = room.notified() => {}
+                Ok(()) = self.topics.changed() => self.offer(),
+                Some(arrival) = arrivals.recv() => {
+                    if let Some(end) = self.on_arrival(arrival) {
+                        return end;
+                    }
+                }
+                () = tokio::time::sleep_until(deadline) => {}
+                () = stop.cancelled() => return End::Stopping,
+            }
+            if now() >= self.link.deadline() {
+                self.link.on_time(now());
+            }
+            if self.expires.is_some_and(|at| Instant::now() >= at) {
+                return End::Lost("the peer's certificate has expired".to_owned());
+            }
+        }
+    }
+
+    /// Everything that the link asks for. Control frames of one turn leave together.
+    fn carry_out(&mut self) -> Option<End> {
+        let mut control = BytesMut::new();
+        let mut end = None;
+        while let Some(output) = self.link.poll() {
+            match output {
+                Output::Control(frame) => frame.write(&mut control),
+                Output::Append(append) => end = end.or(self.append(append)),
+                Output::Close { code, text, told_by_peer } => {
+                    let whose = if told_by_peer { "told by the peer: " } else { "" };
+                    end = Some(End::Refused(code, format!("{whose}{text}")));
+                }
+                other => end = end.or(self.on_output(other)),
+            }
+        }
+        if !control.is_empty() && !self.session.send_control(control.freeze()) && end.is_none() {
+            end = Some(End::Lost("the peer does not read its control stream".to_owned()));
+        }
+        end
+    }
+
+    fn append(&mut self, append: Box<Append>) -> Option<End> {
+        if let Some(to) = append.lost_to {
+            let unit = &append.unit;
+            let place = (unit.topic.clone(), unit.partition);
+            if let Some(end) = self.job(TopicJob::Lost { place, from: unit.first, to }) {
+                return Some(end);
+            }
+        }
+        match self.units.try_send(append) {
+            Ok(()) => None,
+            Err(_) => Some(End::Refused(LinkErrorCode::Protocol, "the peer sends without credit".to_owned())),
+        }
+    }
+
+    fn on_output(&mut self, output: Output) -> Option<End> {
+        match output {
+            Output::Up(hello) => {
+                self.up(&hello);
+                None
+            }
+            Output::Offered { topics, gone } => {
+                if gone.is_empty() {
+                    return self.job(TopicJob::Offered(topics));
+                }
+                self.job(TopicJob::Gone(gone)).or_else(|| self.job(TopicJob::Offered(topics)))
+            }
+            Output::Reposition(places) => self.job(TopicJob::Reposition(places)),
+            Output::SourceTruncated { place, next, reason } => {
+                self.plan.metrics.resets.inc();
+                self.job(TopicJob::Truncated { place, next, reason })
+            }
+            Output::Quarantined { place, reason } => {
+                self.plan.metrics.quarantines.inc();
+                self.job(TopicJob::Quarantined { place, reason })
+            }
+            Output::Control(_) | Output::Append(_) | Output::Close { .. } => unreachable!("handled before"),
+        }
+    }
+
+    fn up(&mut self, hello: &Hello) {
+        let (peer, address) = (&self.plan.identity.peer, self.session.address());
+        let streams = self.session.streams();
+        info!(%peer, region = %hello.region, %address, streams, dialled = self.session.dialled, "link is up");
+        self.peer_region = Some(hello.region);
+        let (jobs, jobs_out) = mpsc::channel(JOBS_MAX);
+        let task = TopicTask::new(
+            self.sink.clone(),
+            self.plan.policy.clone(),
+            (peer.to_string(), hello.region),
+            self.plan.topics.clone(),
+            self.events_in.clone(),
+            self.plan.metrics.resets.clone(),
+        );
+        self.tasks.spawn(task.run(jobs_out));
+        self.jobs = Some(jobs);
+        self.offer();
+    }
+
+    fn job(&self, job: TopicJob) -> Option<End> {
+        let taken = self.jobs.as_ref().is_some_and(|jobs| jobs.try_send(job).is_ok());
+        (!taken).then(|| End::Lost("too many changes of topics at once".to_owned()))
+    }
+
+    fn offer(&mut self) {
+        let topics = self.topics.borrow_and_update().clone();
+        let crossing = topics.iter().filter(|topic| self.plan.policy.crosses(&topic.name));
+        self.link.offer(crossing.cloned().collect());
+    }
+
+    fn on_net(&mut self, event: NetEvent) -> Option<End> {
+        let mut next = Some(event);
+        for _ in 0..EVENTS_PER_TURN {
+            match next? {
+                NetEvent::Frame(frame) => self.link.on_frame(frame, now()),
+                NetEvent::Unit(unit) => self.link.on_unit(unit, now()),
+                NetEvent::Garbage(text) => self.link.on_garbage(text),
+                NetEvent::Closed(reason) => return Some(End::Lost(reason)),
+            }
+            next = self.session.try_next();
+        }
+        None
+    }
+
+    fn on_sink(&mut self, event: SinkEvent) -> Option<End> {
+        match event {
+            SinkEvent::Appended(appended) => appended.iter().for_each(|a| self.link.appended(a, now())),
+            SinkEvent::Want(positions) => positions.into_iter().for_each(|p| self.link.want(p)),
+            SinkEvent::Halt(halts) => {
+                halts.into_iter().for_each(|(place, halt)| self.link.halt(&place, halt))
+            }
+            SinkEvent::Failed(error) => return Some(End::Lost(error.to_string())),
+        }
+        None
+    }
+
+    fn on_arrival(&mut self, arrival: Arrival) -> Option<End> {
+        let peer = &self.plan.identity.peer;
+        // Both sides know both names, so both keep the same one of two connections.
+        let preferred = |session: &Session| session.dialled == (self.plan.identity.name < *peer);
+        if preferred(&arrival.session) || !preferred(&self.session) {
+            return Some(End::Replaced(arrival));
+        }
+        tokio::spawn(async move {
+            let text = "another connection serves this link";
+            arrival.session.close(LinkErrorCode::Replaced, text).await;
+        });
+        None
+    }
+
+    fn supply(&mut self, found: Found) {
+        for (sub, from, outcome) in found {
+            self.link.supply(sub, from, outcome, now());
+        }
+    }
+
+    fn send_units(&mut self) {
+        self.bucket.refill();
+        for stream in 0..self.session.streams() {
+            let (link, bucket) = (&mut self.link, &mut self.bucket);
+            let take = |bucket: &mut Bucket, link: &mut Link| {
+                let unit = if bucket.is_open() { link.take_unit(stream) } else { None };
+                if let Some(unit) = &unit {
+                    bucket.take(unit.charge());
+                }
+                unit
+            };
+            while self.session.send_unit(stream, || take(bucket, link)) {}
+        }
+    }
+
+    /// One read at a time; one that waits is ended when there is more to ask for.
+    fn read_more(&mut self) {
+        if self.reading.is_some() {
+            if self.link.has_fresh_wishes() && !self.woken {
+                self.woken = true;
+                let wake = self.source.wake();
+                self.tasks.spawn(async move {
+                    // The read itself reports a broker that is gone.
+                    let _ = wake.await;
+                });
+            }
+            return;
+        }
+        let wishes = self.link.wishes(now());
+        if !wishes.is_empty() {
+            self.reading = Some(self.source.read(wishes, self.link.read_bytes_max()));
+        }
+    }
+
+    fn deadline(&self) -> Instant {
+        let wait = self.link.deadline().since(now()).min(REPORT.as_millis() as u64);
+        let mut deadline = Instant::now() + Duration::from_millis(wait);
+        if !self.bucket.is_open() {
+            deadline = deadline.min(Instant::now() + BUCKET_TURN);
+        }
+        deadline
+    }
+
+    fn report(&mut self) {
+        if self.reported.elapsed() < REPORT {
+            return;
+        }
+        self.reported = Instant::now();
+        let partitions = self.link.report(now());
+        let (sent_bytes, received_bytes) = self.session.traffic();
+        let state = match self.link.is_up() {
+            false => LinkState::Connecting,
+            true if partitions.iter().any(|p| p.state == LinkState::Lagging) => LinkState::Lagging,
+            true => LinkState::Active,
+        };
+        self.plan.board.put(LinkReport {
+            peer: self.plan.identity.peer.to_string(),
+            region: self.peer_region,
+            address: self.session.address().to_string(),
+            state,
+            reason: String::new(),
+            rtt_us: u64::try_from(self.session.rtt().as_micros()).ok(),
+            sent_bytes,
+            received_bytes,
+            partitions,
+        });
+    }
+}
+
+impl Arrival {
+    /// Tells the peer why its connection is of no use, and closes it.
+    pub async fn refuse(session: Session, code: LinkErrorCode, text: String) {
+        warn!(address = %session.address(), "link refused: {text}");
+        let mut frame = BytesMut::new();
+        Frame::Error { code, text: text.clone() }.write(&mut frame);
+        session.send_control(Bytes::from(frame));
+        session.close(code, &text).await;
+    }
+}
+
+/// A limit on bytes per second: a token bucket of a tenth of a second.
+struct Bucket {
+    rate: u64,
+    tokens: f64,
+    filled: Instant,
+}
+
+impl Bucket {
+    fn new(rate: u64) -> Bucket {
+        Bucket { rate, tokens: rate as f64 / 10.0, filled: Instant::now() }
+    }
+
+    fn refill(&mut self) {
+        let now = Instant::now();
+        let earned = self.rate as f64 * now.duration_since(self.filled).as_secs_f64();
+        self.tokens = (self.tokens + earned).min(self.rate as f64 / 10.0);
+        self.filled = now;
+    }
+
+    /// A unit may overdraw; the debt is waited for.
+    fn is_open(&self) -> bool {
+        self.rate == 0 || self.tokens > 0.0
+    }
+
+    fn take(&mut self, bytes: u64) {
+        self.tokens -= bytes as f64;
+    }
+}
+
+const REPORT: Duration = Duration::from_secs(1);
+const BUCKET_TURN: Duration = Duration::from_millis(10);
+const EVENTS_MAX: usize = 256;
+const EVENTS_PER_TURN: usize = 64;
+const JOBS_MAX: usize = 10_000;
+const UNITS_SLACK: usize = 1024;

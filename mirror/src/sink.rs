@@ -1,0 +1,497 @@
+//! Applying what a peer sends: units to the local broker, topics as the peer has them, notes.
+//!
+//! Two tasks on one connection. The append task keeps the order of units and has several requests
+//! under way; the topic task creates, grows and aligns topics, reads vectors and keeps notes. Since
+//! both use one connection, a position that is read sees every append that was started before.
+
+use std::collections::{HashMap, HashSet, VecDeque};
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use chassis::metrics::Counter;
+use futures_util::FutureExt;
+use futures_util::future::BoxFuture;
+use kafka::private::{
+    AppendAnswer, AppendRequest, LinkState, MIRROR_APPEND, Note, NoteKind, PartitionVector, TopicInfo, Unit,
+};
+use kafka::{ErrorCode, Offset, PartitionIndex, RegionId, TimestampMs, TopicId, TopicName};
+use tokio::sync::{mpsc, watch};
+use tracing::{info, warn};
+
+use crate::link::{Append, Appended, Halt, Place, Position, Sub};
+use crate::local::{Local, LocalError, read};
+use crate::policy::{Align, Plan, Policy, plan};
+use crate::region::Topics;
+
+/// Bytes of units in one request; a single unit may be larger.
+const REQUEST_BYTES: usize = 4 << 20;
+const UNITS_MAX: usize = 1_000;
+const REQUESTS_MAX: usize = 4;
+/// Partitions whose vectors are read in one request.
+const VECTORS_MAX: usize = 1_000;
+
+/// What the sink tells the link.
+#[derive(Debug)]
+pub enum SinkEvent {
+    Appended(Vec<Appended>),
+    Want(Vec<Position>),
+    Halt(Vec<(Place, Halt)>),
+    /// The session cannot go on.
+    Failed(LocalError),
+}
+
+/// Work of the topic task.
+#[derive(Debug)]
+pub enum TopicJob {
+    /// Topics that the peer offers.
+    Offered(Vec<TopicInfo>),
+    Gone(Vec<TopicName>),
+    /// Read positions again.
+    Reposition(Vec<Place>),
+    Truncated {
+        place: Place,
+        next: Offset,
+        reason: String,
+    },
+    Quarantined {
+        place: Place,
+        reason: String,
+    },
+    /// The source had lost a range before it was sent.
+    Lost {
+        place: Place,
+        from: Offset,
+        to: Offset,
+    },
+}
+
+/// Appends units in the order given, and reports what became of each.
+pub async fn append_task(
+    local: Local,
+    mut units: mpsc::Receiver<Box<Append>>,
+    events: mpsc::Sender<SinkEvent>,
+) {
+    let mut under_way: VecDeque<BoxFuture<'static, Result<Vec<Appended>, LocalError>>> = VecDeque::new();
+    let mut batch: Vec<Append> = Vec::new();
+    loop {
+        let more = under_way.len() < REQUESTS_MAX;
+        let outcome = tokio::select! {
+            biased;
+            outcome = async { under_way.front_mut().expect("checked").await }, if !under_way.is_empty() => {
+                under_way.pop_front();
+                Some(outcome)
+            }
+            first = units.recv(), if more => match first {
+                Some(first) => {
+                    batch.push(*first);
+                    None
+                }
+                None => return,
+            },
+        };
+        match outcome {
+            Some(Ok(appended)) => {
+                if events.send(SinkEvent::Appended(appended)).await.is_err() {
+                    return;
+                }
+            }
+            Some(Err(error)) => {
+                let _ = events.send(SinkEvent::Failed(error)).await;
+                return;
+            }
+            None => {
+                fill(&mut batch, &mut units);
+                match start(&local, std::mem::take(&mut batch)).await {
+                    Ok(request) => under_way.push_back(request),
+                    Err(error) => {
+                        let _ = events.send(SinkEvent::Failed(error)).await;
+                        return;
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// Adds units that are there already, up to one request.
+fn fill(batch: &mut Vec<Append>, units: &mut mpsc::Receiver<Box<Append>>) {
+    let mut bytes: usize = batch.iter().map(|append| append.unit.batches.len()).sum();
+    while bytes < REQUEST_BYTES && batch.len() < UNITS_MAX {
+        let Some(append) = units.recv().now_or_never().flatten() else { return };
+        bytes += append.unit.batches.len();
+        batch.push(*append);
+    }
+}
+
+async fn start(
+    local: &Local,
+    batch: Vec<Append>,
+) -> Result<BoxFuture<'static, Result<Vec<Appended>, LocalError>>, LocalError> {
+    let heads: Vec<(Sub, u64)> = batch.iter().map(|append| (append.sub, append.charge)).collect();
+    let units: Vec<Unit> = batch.into_iter().map(|append| append.unit).collect();
+    let answer = local.start(MIRROR_APPEND, &AppendRequest { units }).await?;
+    Ok(Box::pin(async move {
+        let answer: AppendAnswer = read(MIRROR_APPEND, answer).await?;
+        let outcomes = heads.into_iter().zip(answer.outcomes);
+        Ok(outcomes.map(|((sub, charge), outcome)| Appended { sub, charge, outcome }).collect())
+    }))
+}
+
+/// Keeps the topics of this region in line with those of the peer.
+pub struct TopicTask {
+    local: Local,
+    policy: Policy,
+    peer: String,
+    peer_region: RegionId,
+    topics: watch::Receiver<Topics>,
+    events: mpsc::Sender<SinkEvent>,
+    resets: Counter,
+    offered: HashMap<TopicName, TopicInfo>,
+    /// Incarnations of the peer's topics that have been mirrored here.
+    linked: HashMap<TopicName, TopicId>,
+    /// Drift that was noted in this session.
+    drifted: HashSet<TopicName>,
+    /// What is wanted now: local incarnation, the peer's, partitions.
+    wanted: HashMap<TopicName, (TopicId, TopicId, i32)>,
+}
+
+impl TopicTask {
+    pub fn new(
+        local: Local,
+        policy: Policy,
+        peer: (String, RegionId),
+        topics: watch::Receiver<Topics>,
+        events: mpsc::Sender<SinkEvent>,
+        resets: Counter,
+    ) -> TopicTask {
+        let (peer, peer_region) = peer;
+        TopicTask {
+            local,
+            policy,
+            peer,
+            peer_region,
+            topics,
+            events,
+            resets,
+            offered: HashMap::new(),
+            linked: HashMap::new(),
+            drifted: HashSet::new(),
+            wanted: HashMap::new(),
+        }
+    }
+
+    /// Runs until the jobs end or the broker fails.
+    pub async fn run(mut self, mut jobs: mpsc::Receiver<TopicJob>) {
+        if let Err(error) = self.work(&mut jobs).await {
+            let _ = self.events.send(SinkEvent::Failed(error)).await;
+        }
+    }
+
+    async fn work(&mut self, jobs: &mut mpsc::Receiver<TopicJob>) -> Result<(), LocalError> {
+        for note in self.local.notes(&self.peer).await? {
+            if note.kind == NoteKind::Linked {
+                self.linked.insert(note.topic, note.incarnation);
+            }
+        }
+        let mut before = self.topics.borrow_and_update().clone();
+        loop {
+            tokio::select! {
+                job = jobs.recv() => match job {
+                    Some(job) => self.take(job).await?,
+                    None => return Ok(()),
+                },
+                changed = self.topics.changed() => {
+                    if changed.is_err() {
+                        return Ok(());
+                    }
+                    let after = self.topics.borrow_and_update().clone();
+                    let again = self.changed_here(&before, &after);
+                    before = after;
+                    for topic in again {
+                        self.align(topic).await?;
+                    }
+                }
+            }
+        }
+    }
+
+    /// Offered topics that are others here than they were.
+    fn changed_here(&self, before: &Topics, after: &Topics) -> Vec<TopicInfo> {
+        let differs = |name: &TopicName| before.by_name(name) != after.by_name(name);
+        self.offered.values().filter(|topic| differs(&topic.name)).cloned().collect()
+    }
+
+    async fn take(&mut self, job: TopicJob) -> Result<(), LocalError> {
+        match job {
+            TopicJob::Offered(topics) => {
+                for topic in topics {
+                    self.offered.insert(topic.name.clone(), topic.clone());
+                    self.align(topic).await?;
+                }
+                Ok(())
+            }
+            TopicJob::Gone(names) => {
+                for name in &names {
+                    self.offered.remove(name);
+                    self.wanted.remove(name);
+                }
+                Ok(())
+            }
+            TopicJob::Reposition(places) => self.reposition(places).await,
+            TopicJob::Truncated { place, next, reason } => {
+                warn!(peer = self.peer, topic = %place.0, partition = %place.1, %reason, "partition stopped");
+                let incarnation = self.incarnation(&place.0);
+                self.note(NoteKind::Reset, &place, incarnation, (next, next), reason).await
+            }
+            TopicJob::Quarantined { place, reason } => {
+                warn!(peer = self.peer, topic = %place.0, partition = %place.1, %reason, "partition stopped");
+                let incarnation = self.incarnation(&place.0);
+                let at = self.next_of(&place).await?;
+                self.note(NoteKind::Quarantine, &place, incarnation, (at, at), reason).await
+            }
+            TopicJob::Lost { place, from, to } => {
+                let text = format!("the source no longer has offsets {from} to {to}");
+                warn!(peer = self.peer, topic = %place.0, partition = %place.1, "{text}");
+                let incarnation = self.incarnation(&place.0);
+                self.note(NoteKind::Gap, &place, incarnation, (from, to), text).await
+            }
+        }
+    }
+
+    fn incarnation(&self, topic: &TopicName) -> TopicId {
+        self.offered.get(topic).map_or(TopicId(uuid::Uuid::nil()), |info| info.id)
+    }
+
+    async fn next_of(&self, place: &Place) -> Result<Offset, LocalError> {
+        let id = self.incarnation(&place.0);
+        let vectors = self.local.vectors(vec![place.clone()]).await?;
+        Ok(vectors.first().map_or(Offset::ZERO, |vector| self.held(vector, id).map_or(Offset::ZERO, |p| p.0)))
+    }
+
+    /// Brings a topic in line, and wants its partitions or says why not.
+    async fn align(&mut self, theirs: TopicInfo) -> Result<(), LocalError> {
+        if !self.policy.crosses(&theirs.name) {
+            return Ok(());
+        }
+        let (region, local) = {
+            let topics = self.topics.borrow();
+            (topics.region, topics.by_name(&theirs.name).cloned())
+        };
+        let planned = match &local {
+            Some(local) => plan(&theirs, self.peer_region, Some(local), region, false),
+            None => self.plan_missing(&theirs, region).await?,
+        };
+        let as_wanted = |local: &TopicInfo| (local.id, theirs.id, theirs.partitions);
+        if planned == Plan::Align(Align::default())
+            && self.wanted.get(&theirs.name).copied() == local.as_ref().map(as_wanted)
+        {
+            return Ok(());
+        }
+        let done = match planned {
+            Plan::Hold(reason) => return self.hold(&theirs, Halt::Paused(reason)).await,
+            Plan::Create => self.local.create_topic(&theirs).await,
+            Plan::Align(align) => self.align_existing(&theirs, align).await,
+        };
+        match done {
+            Ok(()) => self.want(&theirs, 0..theirs.partitions).await,
+            // The broker is there and says no: that is the topic's trouble alone.
+            Err(LocalError::Client(error @ kafka_client::ClientError::Refused { .. })) => {
+                let at = now_plus(ALIGN_RETRY_MS);
+                self.hold(&theirs, Halt::Retry(at, error.to_string())).await
+            }
+            Err(error) => Err(error),
+        }
+    }
+
+    /// The list of topics may be older than a topic that was just created, so ask before one counts
+    /// as deleted.
+    async fn plan_missing(&mut self, theirs: &TopicInfo, region: RegionId) -> Result<Plan, LocalError> {
+        let deleted = self.linked.get(&theirs.name) == Some(&theirs.id);
+        if deleted {
+            let first = vec![(theirs.name.clone(), PartitionIndex(0))];
+            if self.local.vectors(first).await?.iter().all(|vector| vector.error == ErrorCode::None) {
+                return Ok(Plan::Align(Align::default()));
+            }
+        }
+        Ok(plan(theirs, self.peer_region, None, region, deleted))
+    }
+
+    async fn align_existing(&mut self, theirs: &TopicInfo, align: Align) -> Result<(), LocalError> {
+        if !align.drift.is_empty() && self.drifted.insert(theirs.name.clone()) {
+            let winner =
+                if align.set.is_empty() && align.unset.is_empty() { "this region" } else { "the peer" };
+            let keys = align.drift.join(", ");
+            let text = format!("configurations differ in {keys}; {winner} changed last and is right");
+            info!(peer = self.peer, topic = %theirs.name, "{text}");
+            let place = (theirs.name.clone(), PartitionIndex(-1));
+            self.note(NoteKind::Drift, &place, theirs.id, (Offset(0), Offset(0)), text).await?;
+        }
+        if !align.set.is_empty() || !align.unset.is_empty() {
+            self.local.alter_topic(&theirs.name, &align.set, &align.unset).await?;
+            self.drifted.remove(&theirs.name);
+        }
+        match align.grow_to {
+            Some(count) => self.local.grow_topic(&theirs.name, count).await,
+            None => Ok(()),
+        }
+    }
+
+    async fn hold(&mut self, topic: &TopicInfo, halt: Halt) -> Result<(), LocalError> {
+        self.wanted.remove(&topic.name);
+        let places =
+            (0..topic.partitions).map(|index| ((topic.name.clone(), PartitionIndex(index)), halt.clone()));
+        let _ = self.events.send(SinkEvent::Halt(places.collect())).await;
+        Ok(())
+    }
+
+    async fn want(&mut self, theirs: &TopicInfo, indexes: std::ops::Range<i32>) -> Result<(), LocalError> {
+        let indexes: Vec<i32> = indexes.collect();
+        for some in indexes.chunks(VECTORS_MAX) {
+            let places: Vec<Place> = some.iter().map(|i| (theirs.name.clone(), PartitionIndex(*i))).collect();
+            self.want_places(places).await?;
+        }
+        if self.linked.get(&theirs.name) != Some(&theirs.id) {
+            let place = (theirs.name.clone(), PartitionIndex(-1));
+            self.note(NoteKind::Linked, &place, theirs.id, (Offset(0), Offset(0)), String::new()).await?;
+            self.linked.insert(theirs.name.clone(), theirs.id);
+        }
+        Ok(())
+    }
+
+    async fn reposition(&mut self, places: Vec<Place>) -> Result<(), LocalError> {
+        let (mut present, mut topics) = (Vec::new(), HashSet::new());
+        for place in places {
+            // A topic that is not here any more has to be looked at as a whole.
+            let here = self.topics.borrow().by_name(&place.0).is_some();
+            if here && self.linked.get(&place.0) == Some(&self.incarnation(&place.0)) {
+                present.push(place);
+            } else {
+                topics.insert(place.0);
+            }
+        }
+        for some in present.chunks(VECTORS_MAX) {
+            self.want_places(some.to_vec()).await?;
+        }
+        for name in topics {
+            if let Some(theirs) = self.offered.get(&name).cloned() {
+                self.align(theirs).await?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Reads where these partitions stand and tells the link.
+    async fn want_places(&mut self, places: Vec<Place>) -> Result<(), LocalError> {
+        let vectors = self.local.vectors(places.clone()).await?;
+        let (mut wants, mut halts) = (Vec::new(), Vec::new());
+        for (place, vector) in places.into_iter().zip(vectors) {
+            let Some(theirs) = self.offered.get(&place.0) else { continue };
+            let incarnation = theirs.id;
+            if vector.error != ErrorCode::None {
+                // Just created and not open yet, or just deleted: the next look says which.
+                let reason = format!("the partition is not open here: {:?}", vector.error);
+                halts.push((place, Halt::Retry(now_plus(OPEN_RETRY_MS), reason)));
+                continue;
+            }
+            self.note_reset(&place, incarnation, &vector).await?;
+            let held = self.held(&vector, incarnation);
+            wants.push(Position {
+                topic: place.0,
+                partition: place.1,
+                incarnation,
+                local: vector.id,
+                next: held.map_or(Offset::ZERO, |(next, _)| next),
+                claim: held.map(|(_, claim)| claim),
+            });
+        }
+        if !halts.is_empty() {
+            let _ = self.events.send(SinkEvent::Halt(halts)).await;
+        }
+        for want in &wants {
+            let entry =
+                (want.local, want.incarnation, self.offered.get(&want.topic).map_or(0, |t| t.partitions));
+            self.wanted.insert(want.topic.clone(), entry);
+        }
+        if !wants.is_empty() {
+            let _ = self.events.send(SinkEvent::Want(wants)).await;
+        }
+        Ok(())
+    }
+
+    fn held(&self, vector: &PartitionVector, id: TopicId) -> Option<(Offset, kafka::private::Claim)> {
+        let of = |origin: &&kafka::private::OriginPosition| {
+            origin.region == self.peer_region && origin.incarnation == id
+        };
+        vector.origins.iter().find(of).map(|origin| (origin.next, origin.last))
+    }
+
+    /// An earlier incarnation is here and the offered one is not: the source was recreated.
+    async fn note_reset(
+        &mut self,
+        place: &Place,
+        incarnation: TopicId,
+        vector: &PartitionVector,
+    ) -> Result<(), LocalError> {
+        if self.held(vector, incarnation).is_some() {
+            return Ok(());
+        }
+        let earlier = vector.origins.iter().filter(|origin| origin.region == self.peer_region);
+        let Some(last) = earlier.max_by_key(|origin| origin.next) else { return Ok(()) };
+        let text = format!(
+            "the topic was recreated in {}: of the earlier one (id {}) offsets below {} are kept here, the \
+             new one (id {incarnation}) is mirrored from its beginning",
+            self.peer, last.incarnation, last.next
+        );
+        warn!(peer = self.peer, topic = %place.0, partition = %place.1, "{text}");
+        self.resets.inc();
+        self.note(NoteKind::Reset, place, incarnation, (last.next, last.next), text).await
+    }
+
+    async fn note(
+        &self,
+        kind: NoteKind,
+        place: &Place,
+        incarnation: TopicId,
+        (from, to): (Offset, Offset),
+        text: String,
+    ) -> Result<(), LocalError> {
+        let note = Note {
+            peer: self.peer.clone(),
+            kind,
+            topic: place.0.clone(),
+            partition: place.1,
+            incarnation,
+            from,
+            to,
+            at: wall_clock(),
+            text,
+        };
+        match self.local.note(vec![note]).await {
+            // A full list of notes must not stop the data; the broker has logged it.
+            Err(LocalError::Refused { .. }) => Ok(()),
+            other => other,
+        }
+    }
+}
+
+/// Names a state in metrics and logs.
+pub fn state_name(state: LinkState) -> &'static str {
+    match state {
+        LinkState::Connecting => "connecting",
+        LinkState::Active => "active",
+        LinkState::Lagging => "lagging",
+        LinkState::Paused => "paused",
+        LinkState::Faulted => "faulted",
+    }
+}
+
+fn wall_clock() -> TimestampMs {
+    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    TimestampMs(i64::try_from(since.as_millis()).unwrap_or(i64::MAX))
+}
+
+fn now_plus(ms: u64) -> crate::link::Now {
+    crate::region::now().plus(ms)
+}
+
+const ALIGN_RETRY_MS: u64 = 10_000;
+const OPEN_RETRY_MS: u64 = 300;
