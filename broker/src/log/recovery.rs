@@ -15,9 +15,11 @@ use kafka::{Batch, BatchHeader, Offset, TimestampMs};
 use lane_core::Extractors;
 
 use super::batch_index::BatchKind;
-use super::index::IndexFile;
+use super::index::{IndexFile, relative};
 use super::scan::{Cursor, ScanError};
-use super::segment::{ActiveSegment, SealedFacts, SealedSegment, SegmentContent, SegmentFiles};
+use super::segment::{
+    ActiveSegment, SealedFacts, SealedSegment, SegmentContent, SegmentFiles, seek_offset,
+};
 use crate::lanes::classify;
 
 /// A partition's log, ready to be appended to.
@@ -470,14 +472,31 @@ fn open_sealed(
         return Err(RecoverError::Faulted(format!("{dir}: the segment at offset {base} is missing")));
     };
     let files = SegmentFiles::new(dir, base, generation);
-    let mut size = listed.len;
-    if listed.indexes.contains(&false) {
-        size = rebuild_indexes(store, dir, base, next, listed, options)?;
-    }
+    let size = match listed.indexes.contains(&false) {
+        true => rebuild_indexes(store, dir, base, next, listed, options)?,
+        false => logical_size(store, &files, base, next, listed.len)?,
+    };
     let times = store.open(&files.time_index())?;
     let max_timestamp = IndexFile { reader: &*times }.max_timestamp()?;
     let written = if max_timestamp == TimestampMs::NONE { options.now } else { max_timestamp };
     Ok(SealedSegment::new(dir, SealedFacts { base, next, size, generation, max_timestamp, written }))
+}
+
+/// Where the batches below `next` end: after a failed sync a file may hold more, which is void.
+fn logical_size(
+    store: &dyn SegmentStore,
+    files: &SegmentFiles,
+    base: Offset,
+    next: Offset,
+    len: u64,
+) -> Result<u64, StoreError> {
+    let index = store.open(&files.index())?;
+    let from = IndexFile { reader: &*index }.floor(relative(base, next.plus(-1)))?;
+    match seek_offset(&*store.open(&files.log())?, u64::from(from), len, next) {
+        Ok(end) => Ok(end),
+        Err(ScanError::Batch { position, .. }) => Ok(position),
+        Err(ScanError::Store(error)) => Err(error),
+    }
 }
 
 fn rebuild_indexes(
@@ -511,9 +530,23 @@ fn rebuild_indexes(
 
 /// Removes every file of the segment at `base`.
 pub fn delete_segment(store: &dyn SegmentStore, dir: &StorePath, base: Offset) -> Result<(), StoreError> {
+    delete_files(store, dir, base, |_| true)
+}
+
+/// Removes the segment at `base`, but not its snapshot, which is of what was before it.
+pub fn delete_batches(store: &dyn SegmentStore, dir: &StorePath, base: Offset) -> Result<(), StoreError> {
+    delete_files(store, dir, base, |name| !name.ends_with(".state"))
+}
+
+fn delete_files(
+    store: &dyn SegmentStore,
+    dir: &StorePath,
+    base: Offset,
+    of: impl Fn(&str) -> bool,
+) -> Result<(), StoreError> {
     // The log goes first: a segment without one does not exist, whatever is left beside it.
     let mut names: Vec<String> = store.list(dir)?.into_iter().map(|e| e.name).collect();
-    names.retain(|n| parse_name(n).is_some_and(|(b, ..)| b == base));
+    names.retain(|n| of(n) && parse_name(n).is_some_and(|(b, ..)| b == base));
     names.sort_by_key(|n| !n.ends_with(".log"));
     for name in names {
         let path = dir.join(&name).map_err(|e| StoreError::Io(e.to_string()))?;

@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, LazyLock};
 use std::time::Duration;
 
-use broker_store::{Faults, Flaky, Memory, SegmentStore};
+use broker_store::{Faults, Flaky, Memory};
 use kafka::batch::Codec;
 use kafka::record::{BatchBuilder, Records};
 use kafka::{
@@ -66,6 +66,8 @@ struct World {
     deleted: i64,
     next_value: u32,
     next_sequence: i32,
+    /// Last offset and last sequence of every batch that may still be there.
+    batches: Vec<(i64, i32)>,
     /// The latest batch that was acknowledged, and its offset.
     last_acknowledged: Option<(Batch, Offset)>,
     unacknowledged: Vec<(Batch, Appended)>,
@@ -85,6 +87,7 @@ impl World {
             deleted: 0,
             next_value: 0,
             next_sequence: 0,
+            batches: Vec::new(),
             last_acknowledged: None,
             unacknowledged: Vec::new(),
         }
@@ -139,12 +142,17 @@ impl World {
         }
         builder.producer(ProducerId(5), ProducerEpoch(0), self.next_sequence);
         let batch = builder.build();
-        let Ok(appended) = self.try_append(&batch) else { return };
+        let appended = match self.try_append(&batch) {
+            Ok(appended) => appended,
+            Err(AppendError::Refused(code)) => panic!("a batch in sequence was refused with {code:?}"),
+            Err(_) => return,
+        };
         assert!(!appended.duplicate);
         for (offset, value) in (appended.base_offset.0..).zip(values) {
             self.written.insert(offset, value);
         }
         self.next_sequence += i32::from(records);
+        self.batches.push((appended.last_offset.0, self.next_sequence - 1));
         self.unacknowledged.push((batch, appended));
     }
 
@@ -174,7 +182,9 @@ impl World {
         assert!(marks.log_start.0 >= self.deleted, "{} after {}", marks.log_start, self.deleted);
         assert!(marks.log_start <= marks.high_watermark && marks.high_watermark <= marks.log_end);
         let mut expected = marks.log_start.0;
-        for (offset, value) in read(&self.partition) {
+        // The flusher may have found out meanwhile that the store fails.
+        let Some(records) = read(&self.partition) else { return };
+        for (offset, value) in records {
             // A delete may lie inside of a batch, which is read whole.
             if offset >= marks.log_start.0 {
                 assert_eq!(offset, expected, "no offset is missing");
@@ -185,7 +195,8 @@ impl World {
         // The flusher may have made more visible while this was reading.
         assert!(expected >= marks.high_watermark.0, "read up to {expected} of {}", marks.high_watermark);
         self.seen = marks.high_watermark.0;
-        let acknowledged = self.unacknowledged.iter().filter(|(_, a)| a.last_offset.0 < self.seen).next_back();
+        let acknowledged =
+            self.unacknowledged.iter().filter(|(_, a)| a.last_offset.0 < self.seen).next_back();
         if let Some((batch, appended)) = acknowledged {
             self.last_acknowledged = Some((batch.clone(), appended.base_offset));
         }
@@ -198,7 +209,7 @@ impl World {
         self.partition.close();
         // Waits for a flush that is under way: the dead write nothing.
         self.partition.flush();
-        self.store.set_full(false);
+        self.store.heal();
         self.store.set_faults(calm());
         if is_power_cut {
             self.store.crash().unwrap();
@@ -219,8 +230,8 @@ impl World {
     /// The producer goes on with the sequence after the last batch that is there.
     fn forget_lost_batches(&mut self, end: i64) {
         self.unacknowledged.retain(|(_, appended)| appended.last_offset.0 < end);
-        let last = |fold: &broker_core::Fold| fold.producers.last_sequence(ProducerId(5));
-        self.next_sequence = self.partition.with_fold(last).map_or(0, |sequence| sequence + 1);
+        self.batches.retain(|(last_offset, _)| *last_offset < end);
+        self.next_sequence = self.batches.last().map_or(0, |(_, last_sequence)| last_sequence + 1);
     }
 }
 
@@ -249,12 +260,16 @@ fn open(store: &Arc<Flaky<Memory>>, epoch: i32, durability: Durability) -> Arc<P
     open.open().unwrap()
 }
 
-fn read(partition: &Partition) -> Vec<(i64, String)> {
+fn read(partition: &Partition) -> Option<Vec<(i64, String)>> {
     let mut records = Vec::new();
     let mut next = partition.watermarks().log_start;
     loop {
-        let outcome = partition.read(next, 700, true, ReadUpTo::HighWatermark).unwrap();
-        let Some(slice) = outcome.slice else { return records };
+        let outcome = match partition.read(next, 700, true, ReadUpTo::HighWatermark) {
+            Ok(outcome) => outcome,
+            Err(ReadError::Faulted(_)) => return None,
+            Err(error) => panic!("{error}"),
+        };
+        let Some(slice) = outcome.slice else { return Some(records) };
         for batch in Batch::split_all(slice.bytes().unwrap(), true).unwrap() {
             let section = kafka::record::unpack(&batch).unwrap();
             for record in Records::new(&section, batch.header.record_count).map(Result::unwrap) {

@@ -17,7 +17,7 @@ use parking_lot::{Condvar, Mutex};
 use tokio::sync::Notify;
 
 use super::{Condition, Durability, Partition, Position, Queued, Roll, State};
-use crate::log::recovery::{content_of, delete_segment};
+use crate::log::recovery::{content_of, delete_batches, delete_segment};
 use crate::log::segment::SealedFacts;
 use crate::log::{ActiveSegment, SealedSegment, SegmentFiles};
 
@@ -158,11 +158,14 @@ impl Partition {
             (rolls, state.active.writer.clone(), target)
         };
         for roll in &rolls {
-            if let Err(error) = self.finish_roll(roll) {
-                return self.flush_failed(error);
+            match self.finish_roll(roll) {
+                Ok(()) => {}
+                Err(error) if error.is_retryable() => return self.flush_later(&error),
+                Err(error) => return self.flush_failed(error),
             }
             let mut state = self.state.lock();
             state.rolls.pop_front();
+            state.snapshot = state.snapshot.max(roll.next_base);
             let at = Position { offset: roll.next_base, segment: roll.next_base, bytes: 0 };
             self.synced_to(&mut state, at);
         }
@@ -183,6 +186,17 @@ impl Partition {
             return Ok(());
         }
         self.store.put(&SegmentFiles::new(&self.dir, roll.next_base, 0).state(), &roll.state)
+    }
+
+    /// A file beside the segment could not be written (the disk is full): nothing is lost or in doubt,
+    /// and nothing above the roll becomes visible until it is there.
+    fn flush_later(&self, error: &StoreError) {
+        let mut state = self.state.lock();
+        tracing::debug!(partition = %self, %error, "a segment cannot be finished yet");
+        if state.condition == Condition::Serving && state.queued == Queued::No {
+            state.queued = Queued::Lazy;
+            self.flusher.queue_lazily(self);
+        }
     }
 
     fn synced_to(&self, state: &mut State, at: Position) {
@@ -301,7 +315,11 @@ impl Partition {
             .filter(|base| *base >= from.offset)
             .collect();
         for base in &doubtful {
-            delete_segment(&*self.store, &self.dir, *base)?;
+            match *base == from.offset {
+                // Its snapshot is of what is durable, and may be all that is left of it.
+                true => delete_batches(&*self.store, &self.dir, *base)?,
+                false => delete_segment(&*self.store, &self.dir, *base)?,
+            }
         }
         state.sealed.retain(|s| s.base < from.offset);
         state.rolls.clear();
@@ -329,8 +347,13 @@ impl Partition {
 
     /// Makes the segment that holds the durable end a sealed one that ends there.
     fn cut_at(&self, state: &mut State, at: Position) -> Result<(), StoreError> {
-        // Beyond its durable end the old file is void for recovery too: its successor begins there.
-        let reader = self.store.open(&SegmentFiles::new(&self.dir, at.segment, 0).log())?;
+        // Beyond its durable end the old file is void for recovery too, because its successor begins
+        // there; cutting it is for the eyes of other tools.
+        let path = SegmentFiles::new(&self.dir, at.segment, 0).log();
+        if let Err(error) = self.store.resume(&path, at.bytes) {
+            tracing::debug!(%path, %error, "the void end of a segment stays in its file");
+        }
+        let reader = self.store.open(&path)?;
         let extractors = state.fold.lanes.extractors();
         let interval = self.settings().index_interval_bytes;
         let content = content_of(&*reader, at.segment, at.bytes, &extractors, interval)

@@ -11,6 +11,8 @@ mod flush;
 mod open;
 mod read;
 #[cfg(test)]
+mod crash_tests;
+#[cfg(test)]
 mod tests;
 mod special;
 mod time;
@@ -117,6 +119,9 @@ struct State {
     active: ActiveSegment,
     /// Segments that were sealed and are not yet known to be durable, oldest first.
     rolls: VecDeque<Roll>,
+    /// Base of the newest segment whose snapshot is durable. Only what lies below it may be deleted or
+    /// rewritten: above it, recovery needs every batch.
+    snapshot: Offset,
     /// Up to where readers see, and where that is.
     visible: Position,
     /// Up to where the store has confirmed; equals `visible` unless durability is `Os`.
@@ -135,6 +140,14 @@ struct Position {
     offset: Offset,
     segment: Offset,
     bytes: u64,
+}
+
+impl State {
+    /// The sealed segments that recovery does not need, because a later snapshot says what they say.
+    fn finished(&self) -> &[Arc<SealedSegment>] {
+        let count = self.sealed.partition_point(|segment| segment.next <= self.snapshot);
+        &self.sealed[..count]
+    }
 }
 
 /// A segment change that the flusher has to make durable.

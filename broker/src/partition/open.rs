@@ -51,6 +51,8 @@ impl OpenPartition {
             recovered.active.writer.sync()?;
         }
         let end = recovered.fold.end;
+        // Recovery leaves no active segment without a snapshot.
+        let snapshot = recovered.active.base;
         let visible = Position {
             offset: end,
             segment: recovered.active.base,
@@ -73,6 +75,7 @@ impl OpenPartition {
                 sealed: recovered.sealed,
                 active: recovered.active,
                 rolls: VecDeque::new(),
+                snapshot,
                 visible,
                 synced: visible,
                 unsynced: VecDeque::new(),

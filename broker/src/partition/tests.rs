@@ -1,10 +1,10 @@
 //! The partition over real stores: what survives a restart, a crash, a torn tail, a failed sync.
 
 use std::io::IoSlice;
-use std::sync::Arc;
+use std::sync::{Arc, LazyLock};
 use std::time::Duration;
 
-use broker_store::{Memory, SegmentStore, StorePath};
+use broker_store::{Faults, Flaky, Memory, SegmentStore, StorePath};
 use kafka::batch::Codec;
 use kafka::control::Marker;
 use kafka::record::BatchBuilder;
@@ -20,8 +20,11 @@ use crate::log::recovery::RecoverError;
 
 const NOW: TimestampMs = TimestampMs(1_000_000);
 
+/// One for all: its threads never end.
 fn flusher() -> Arc<Flusher> {
-    Flusher::start(2, Duration::from_millis(1), 1 << 30).unwrap()
+    static FLUSHER: LazyLock<Arc<Flusher>> =
+        LazyLock::new(|| Flusher::start(2, Duration::from_millis(1), 1 << 30).unwrap());
+    FLUSHER.clone()
 }
 
 struct Fixture {
@@ -436,4 +439,115 @@ fn a_marker_is_compared_and_appended_in_one_step() {
     assert_eq!(partition.append_marker(&marker, NOW, |_| Ok::<(), &str>(())), Ok(Ok(Offset(1))));
     // From here on a batch that was judged by the former list is not taken.
     assert_eq!(try_append(&partition, &batch(&["b"])), Err(AppendError::JudgedByOthers));
+}
+
+fn wait_until(what: &str, mut reached: impl FnMut() -> bool) {
+    let deadline = std::time::Instant::now() + Duration::from_secs(60);
+    while !reached() {
+        assert!(std::time::Instant::now() < deadline, "{what}");
+        std::thread::yield_now();
+    }
+}
+
+#[test]
+fn after_a_failed_sync_everything_is_written_again_at_the_same_offsets() {
+    for (before, after) in [(0, 3), (20, 1), (70, 60)] {
+        let store = Arc::new(Flaky::new(Memory::new(), 1, Faults::default()));
+        let fixture = Fixture::on(store.clone());
+        let partition = fixture.open(0);
+        fill(&partition, 0..before);
+        partition.state.lock().queued = Queued::Now; // keeps the flusher away
+        for i in before..before + after {
+            append(&partition, &batch(&[&format!("record {i}")]));
+        }
+        store.fail_next_sync();
+        partition.flush();
+        wait_until("the second attempt is durable", || {
+            partition.watermarks().high_watermark == Offset(before + after)
+        });
+        assert_eq!(partition.condition(), Condition::Serving);
+        assert_eq!(read_all(&partition), numbered(before + after));
+        fill(&partition, before + after..before + after + 100);
+        partition.close();
+        assert_eq!(read_all(&fixture.open(1)), numbered(before + after + 100), "{before} + {after}");
+    }
+}
+
+#[test]
+fn a_full_disk_refuses_and_recovers_without_a_restart() {
+    let store = Arc::new(Flaky::new(Memory::new(), 1, Faults::default()));
+    let fixture = Fixture::on(store.clone());
+    let partition = fixture.open(0);
+    fill(&partition, 0..30);
+    store.set_full(true);
+    for _ in 0..100 {
+        assert_eq!(try_append(&partition, &batch(&["no room"])), Err(AppendError::Full));
+    }
+    assert_eq!(read_all(&partition), numbered(30));
+    store.set_full(false);
+    fill(&partition, 30..100);
+    partition.close();
+    assert_eq!(read_all(&fixture.open(1)), numbered(100));
+}
+
+/// Appends, flushes, restarts and crashes at random; returns what was confirmed and what was read.
+fn lived_through(seed: u64, durability: Durability) -> (Vec<(i64, String)>, Vec<(i64, String)>) {
+    let faults = Faults { is_torn_at_crash: true, ..Faults::default() };
+    let store = Arc::new(Flaky::new(Memory::new(), seed, faults));
+    let mut fixture = Fixture::on(store.clone());
+    fixture.durability = durability;
+    let mut random = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
+    let mut dice = move |sides: u64| {
+        random ^= random << 13;
+        random ^= random >> 7;
+        random ^= random << 17;
+        random % sides
+    };
+    let mut confirmed: Vec<(i64, String)> = Vec::new();
+    let mut partition = fixture.open(0);
+    for step in 0..400 {
+        match dice(20) {
+            0 => {
+                // Confirmed is what readers could see at the crash.
+                confirmed = read_all(&partition);
+                partition.close();
+                store.crash().unwrap();
+                partition = fixture.open(step);
+            }
+            1..4 => partition.flush(),
+            4 => {
+                let units = partition.with_fold(|f| f.vector.values().next().map_or(0, |p| p.next.0));
+                partition.append_unit(&unit(units, &[(units, "mirrored"), (units + 1, "too")]), NOW).unwrap();
+            }
+            _ => {
+                append(&partition, &batch(&[&format!("step {step}"), "second"]));
+            }
+        }
+    }
+    partition.flush();
+    (confirmed, read_all(&partition))
+}
+
+#[test]
+fn what_a_reader_saw_is_there_after_any_crash() {
+    let mut at_stake = 0;
+    for seed in 0..40 {
+        let (confirmed, read) = lived_through(seed, Durability::Sync);
+        at_stake += confirmed.len();
+        assert!(read.starts_with(&confirmed), "seed {seed}");
+        let mut offsets = read.iter().map(|(offset, _)| *offset);
+        let mut last = -1;
+        assert!(offsets.all(|offset| std::mem::replace(&mut last, offset) < offset), "seed {seed}");
+    }
+    assert!(at_stake > 1000, "{at_stake} records were at stake");
+}
+
+#[test]
+fn without_sync_a_crash_takes_what_readers_saw() {
+    // The twin of the test above: it must be able to fail.
+    let lost = (0..40).any(|seed| {
+        let (confirmed, read) = lived_through(seed, Durability::Os);
+        !read.starts_with(&confirmed)
+    });
+    assert!(lost);
 }

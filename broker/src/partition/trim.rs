@@ -23,7 +23,7 @@ impl Partition {
         self.roll_when_expired(policy, now)?;
         let new_start = {
             let state = self.state.lock();
-            let finished = state.sealed.len() - state.rolls.len().min(state.sealed.len());
+            let finished = state.finished().len();
             let judged: Vec<Judged> = state.sealed[..finished]
                 .iter()
                 .map(|s| Judged {
@@ -62,26 +62,34 @@ impl Partition {
     /// DeleteRecords: records below `to` are gone when this returns. `to` may not be above the high
     /// watermark. Returns the new log start.
     pub fn delete_records(&self, to: Offset) -> Result<Offset, ReadError> {
-        let base = {
+        let to = {
             let mut state = self.state.lock();
             let (log_start, high_watermark) = (state.fold.log_start, state.visible.offset);
             if to.0 < 0 || to > high_watermark {
                 return Err(ReadError::OutOfRange { log_start, high_watermark });
             }
-            if to <= log_start {
-                return Ok(log_start);
-            }
+            // Written also when the log begins there already: an earlier call may have failed to.
+            let to = to.max(log_start);
             state.fold.trim(to);
-            state.active.base
+            to
         };
-        // The newest snapshot carries the log start, so every roll must be finished first.
         self.flush();
-        self.write_log_start(base, to)?;
+        self.write_log_start(to)?;
         self.drop_below(to)?;
         Ok(to)
     }
 
-    fn write_log_start(&self, base: Offset, log_start: Offset) -> Result<(), ReadError> {
+    fn write_log_start(&self, log_start: Offset) -> Result<(), ReadError> {
+        // One at a time with the flusher, which makes newer snapshots.
+        let _one_at_a_time = self.flushing.lock();
+        let base = {
+            let state = self.state.lock();
+            if !state.rolls.is_empty() {
+                // Their snapshots are of before and would bring the old log start back.
+                return Err(StoreError::Io("segments still wait for the disk".into()).into());
+            }
+            state.snapshot
+        };
         let path = SegmentFiles::new(&self.dir, base, 0).state();
         let mut fold = match self.store.open(&path) {
             Ok(reader) => Fold::decode(&reader.read_at(0, reader.len() as usize)?)
@@ -97,8 +105,7 @@ impl Partition {
     fn drop_below(&self, start: Offset) -> Result<u64, StoreError> {
         let gone = {
             let mut state = self.state.lock();
-            let finished = state.sealed.len() - state.rolls.len().min(state.sealed.len());
-            let count = state.sealed[..finished].iter().take_while(|s| s.next <= start).count();
+            let count = state.finished().iter().take_while(|s| s.next <= start).count();
             state.fold.trim(start);
             state.hints.clear();
             state.sealed.drain(..count).collect::<Vec<_>>()
