@@ -87,6 +87,13 @@ impl<S: SegmentStore> Flaky<S> {
         self.shared.syncs_to_fail.fetch_add(1, Ordering::SeqCst);
     }
 
+    /// Nothing goes wrong any more: no faults, space again, no sync that is still to fail.
+    pub fn heal(&self) {
+        self.set_faults(Faults::default());
+        self.set_full(false);
+        self.shared.syncs_to_fail.store(0, Ordering::SeqCst);
+    }
+
     /// The machine loses power and comes back: every writer is dead, every file is back to what was
     /// synced (and perhaps something torn after it).
     pub fn crash(&self) -> Result<(), StoreError> {
