@@ -1,7 +1,10 @@
 //! The byte stream of a connection: plain TCP, where segment files go out by `sendfile`, or TLS.
 
+use std::fs::File;
 use std::io;
 use std::os::fd::AsFd;
+use std::os::unix::fs::FileExt;
+use std::sync::Arc;
 
 use bytes::{Bytes, BytesMut};
 use tokio::io::{AsyncReadExt, AsyncWriteExt, Interest};
@@ -17,6 +20,9 @@ pub enum Stream {
 
 /// Most bytes that one `sendfile` or file read moves before others get their turn.
 const FILE_STEP: usize = 1 << 20;
+
+/// Piece of a read that brings a cold range into the page cache.
+const WARM_STEP: usize = 256 << 10;
 
 impl Stream {
     /// Reads what is there; 0 at the end. Cancelling loses nothing.
@@ -70,6 +76,37 @@ impl Stream {
     }
 }
 
+/// Reads a range that is not in the page cache on a blocking thread first: `sendfile` would stop this
+/// one, and every connection on it, for the disk.
+async fn warm_up(file: &Arc<File>, from: u64, to: u64) -> io::Result<()> {
+    if is_cached(file, from) && is_cached(file, to - 1) {
+        return Ok(());
+    }
+    let file = file.clone();
+    let read = tokio::task::spawn_blocking(move || {
+        let mut piece = vec![0; WARM_STEP.min((to - from) as usize)];
+        let mut at = from;
+        while at < to {
+            let want = piece.len().min((to - at) as usize);
+            match file.read_at(&mut piece[..want], at)? {
+                0 => break,
+                read => at += read as u64,
+            }
+        }
+        Ok(())
+    });
+    read.await.map_err(io::Error::other)?
+}
+
+/// Whether the byte at `at` can be read without waiting. Where the file system cannot say, it is
+/// assumed that it can.
+fn is_cached(file: &File, at: u64) -> bool {
+    let mut byte = [0];
+    let mut bufs = [io::IoSliceMut::new(&mut byte)];
+    let read = rustix::io::preadv2(file, &mut bufs, at, rustix::io::ReadWriteFlags::NOWAIT);
+    !matches!(read, Err(rustix::io::Errno::AGAIN))
+}
+
 async fn send_more(stream: &TcpStream, mut bytes: &[u8]) -> io::Result<()> {
     use rustix::net::{SendFlags, send};
     while !bytes.is_empty() {
@@ -85,12 +122,17 @@ async fn send_more(stream: &TcpStream, mut bytes: &[u8]) -> io::Result<()> {
     Ok(())
 }
 
-async fn send_file(stream: &TcpStream, file: &std::fs::File, slice: &Slice) -> io::Result<()> {
+async fn send_file(stream: &TcpStream, file: &Arc<File>, slice: &Slice) -> io::Result<()> {
     let mut offset = slice.position;
     let end = slice.position + slice.len as u64;
+    let mut warm_to = offset;
     while offset < end {
+        if offset >= warm_to {
+            warm_to = end.min(offset + FILE_STEP as u64);
+            warm_up(file, offset, warm_to).await?;
+        }
         stream.writable().await?;
-        let len = FILE_STEP.min((end - offset) as usize);
+        let len = (warm_to - offset) as usize;
         let sent = stream.try_io(Interest::WRITABLE, || {
             Ok(rustix::fs::sendfile(stream.as_fd(), file.as_fd(), Some(&mut offset), len)?)
         });
