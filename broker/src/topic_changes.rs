@@ -4,6 +4,7 @@
 //! predecessor's partitions. A change that returned is in force for the next request.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use kafka::ErrorCode;
 use lane_core::Extractors;
@@ -11,6 +12,9 @@ use lane_core::Extractors;
 use crate::broker::{Broker, OpenError};
 use crate::lanes::{SwitchError, switch_lanes};
 use crate::topics::{ConfigChange, NewTopic, Topic, TopicError};
+
+/// Between two looks for partitions that are not served.
+const MEND_INTERVAL: Duration = Duration::from_secs(5);
 
 /// Why a change did not come to pass.
 #[derive(Debug, thiserror::Error)]
@@ -38,7 +42,13 @@ impl Broker {
     pub async fn create_topic(self: &Arc<Self>, new: &NewTopic) -> Result<Arc<Topic>, ChangeError> {
         let _one = self.topics.one_change().await;
         let topic = self.topics.create(new).await?;
-        self.serve_topic(&topic).await?;
+        if let Err(error) = self.serve_topic(&topic).await {
+            // Taken back, so that the client may try again. Where even that fails, `mend` goes on.
+            if self.topics.delete(&new.name).await.is_ok() {
+                let _ = self.delete_partitions(&topic.name, topic.id).await;
+            }
+            return Err(error);
+        }
         Ok(topic)
     }
 
@@ -82,6 +92,31 @@ impl Broker {
         Ok(topic)
     }
 
+    /// Serves what metadata says and what could not be served when it was asked for (a full disk):
+    /// for the life of the service, so that no restart is needed.
+    pub async fn mend(self: &Arc<Self>) {
+        let mut all = true;
+        loop {
+            for topic in self.topics.all() {
+                let served =
+                    self.topic_partitions(topic.name.as_str()).map_or(0, |partitions| partitions.len());
+                if all || served < topic.partitions as usize {
+                    self.mend_topic(topic.name.as_str()).await;
+                }
+            }
+            all = false;
+            tokio::time::sleep(MEND_INTERVAL).await;
+        }
+    }
+
+    async fn mend_topic(self: &Arc<Self>, name: &str) {
+        let _one = self.topics.one_change().await;
+        let Some(topic) = self.topics.by_name(name) else { return };
+        if let Err(error) = self.serve_topic(&topic).await {
+            tracing::warn!(topic = name, %error, "a topic is not served as its settings say; it is tried again");
+        }
+    }
+
     async fn serve_topic(self: &Arc<Self>, topic: &Topic) -> Result<(), ChangeError> {
         self.open_partitions(&topic.name, topic.id, topic.partitions, &topic.settings).await?;
         self.settle_lanes(topic).await
@@ -91,6 +126,9 @@ impl Broker {
     pub async fn settle_lanes(&self, topic: &Topic) -> Result<(), ChangeError> {
         let partitions = self.topic_partitions(topic.name.as_str());
         let extractors = if topic.settings.lanes { Extractors::standard() } else { Extractors::none() };
-        Ok(switch_lanes(partitions.as_deref().unwrap_or_default(), &extractors).await?)
+        if switch_lanes(partitions.as_deref().unwrap_or_default(), &extractors).await? {
+            self.lanes.lanes_switched();
+        }
+        Ok(())
     }
 }

@@ -23,6 +23,9 @@ use crate::partition::{Partition, ReadError, ReadUpTo, Waiter, Watermarks};
 /// Longest long poll, whatever the client asks for.
 const WAIT_MAX: Duration = Duration::from_secs(300);
 
+/// A reader that was shown nothing of what is there moves on at least so often: its lag is not its own.
+const PROGRESS_MAX: Duration = Duration::from_secs(1);
+
 type Fetched = FetchedPartition<RecordPiece>;
 
 /// A whole look at all partitions of a request.
@@ -90,7 +93,7 @@ impl Fetch {
         parked.add(1);
         let _unpark = Unpark(parked);
         let wait = Duration::from_millis(self.request.max_wait_ms.max(0) as u64).min(WAIT_MAX);
-        let deadline = Instant::now() + wait;
+        let start = Instant::now();
         let stopping = self.ctx.broker.service.stopping().clone();
         let waiter = Waiter::new();
         loop {
@@ -99,9 +102,11 @@ impl Fetch {
             if self.is_enough(&look) {
                 return self.answer(look);
             }
+            let progress = self.scans.iter().any(Scan::has_progress);
+            let wait = if progress { wait.min(PROGRESS_MAX) } else { wait };
             let in_time = tokio::select! {
                 () = waiter.woken() => true,
-                () = tokio::time::sleep_until(deadline) => false,
+                () = tokio::time::sleep_until(start + wait) => false,
                 () = stopping.cancelled() => false,
             };
             if !in_time {

@@ -19,7 +19,8 @@ use kafka::{ErrorCode, LeaderEpoch, Offset, TimestampMs};
 
 use super::message::{self, check_epoch};
 use super::{Answer, Body, Ctx};
-use crate::partition::{Partition, ReadError};
+use crate::lanes::{Reading, VisibleRecords};
+use crate::partition::{Found, Partition, ReadError};
 
 const LATEST: i64 = -1;
 const EARLIEST: i64 = -2;
@@ -38,15 +39,15 @@ pub fn list_offsets(ctx: &Ctx, header: &RequestHeader, body: Bytes) -> Answer {
         .iter()
         .flat_map(|topic| &topic.partitions)
         .any(|p| p.timestamp >= 0 || p.timestamp == MAX_TIMESTAMP);
-    let ctx = ctx.clone();
+    let (ctx, header) = (ctx.clone(), header.clone());
     let work = move || {
-        let response = ListOffsetsResponse::default().with_topics(look_up_all(&ctx, &request, version));
+        let response = ListOffsetsResponse::default().with_topics(look_up_all(&ctx, &header, &request));
         Body::message(&response, version)
     };
     if searches { blocking(work) } else { Answer::Ready(work()) }
 }
 
-fn look_up_all(ctx: &Ctx, request: &ListOffsetsRequest, version: i16) -> Vec<ListOffsetsTopicResponse> {
+fn look_up_all(ctx: &Ctx, header: &RequestHeader, request: &ListOffsetsRequest) -> Vec<ListOffsetsTopicResponse> {
     let mut seen = HashSet::new();
     let mut repeated = HashSet::new();
     for (topic, partition) in request.topics.iter().flat_map(|t| t.partitions.iter().map(move |p| (t, p))) {
@@ -61,13 +62,13 @@ fn look_up_all(ctx: &Ctx, request: &ListOffsetsRequest, version: i16) -> Vec<Lis
                 ListOffsetsPartitionResponse::default().with_partition_index(asked.partition_index);
             let found = match repeated.contains(&(topic.name.as_str(), asked.partition_index)) {
                 true => Err(ErrorCode::InvalidRequest),
-                false => look_up(ctx, &topic.name, asked, version),
+                false => look_up(ctx, header, &topic.name, asked),
             };
             match found {
                 Ok((offset, timestamp, epoch)) => response
                     .with_offset(offset.0)
                     .with_timestamp(timestamp.0)
-                    .with_leader_epoch(if version >= 4 { epoch.0 } else { -1 }),
+                    .with_leader_epoch(if header.api_version >= 4 { epoch.0 } else { -1 }),
                 Err(error) => response.with_error_code(error.code()).with_offset(-1).with_timestamp(-1),
             }
         };
@@ -85,9 +86,9 @@ const NOTHING: Answered = (Offset(-1), TimestampMs::NONE, LeaderEpoch::NONE);
 
 fn look_up(
     ctx: &Ctx,
+    header: &RequestHeader,
     topic: &str,
     asked: &ListOffsetsPartition,
-    version: i16,
 ) -> Result<Answered, ErrorCode> {
     let partition =
         ctx.broker.partition(topic, asked.partition_index).ok_or(ErrorCode::UnknownTopicOrPartition)?;
@@ -99,12 +100,9 @@ fn look_up(
         other if other < LATEST_TIERED => i16::MAX,
         _ => 0,
     };
-    if version < needs {
+    if header.api_version < needs {
         return Err(ErrorCode::UnsupportedVersion);
     }
-    // A batch may begin below the log start; its records there are deleted.
-    let start = partition.watermarks().log_start;
-    let everything = |_: &kafka::Batch, offset: Offset| offset >= start;
     let found = match asked.timestamp {
         LATEST => return Ok((partition.watermarks().high_watermark, TimestampMs::NONE, partition.epoch)),
         EARLIEST | EARLIEST_LOCAL => {
@@ -112,14 +110,34 @@ fn look_up(
             return Ok((start, TimestampMs::NONE, epoch.unwrap_or(partition.epoch)));
         }
         LATEST_TIERED => return Ok(NOTHING),
-        MAX_TIMESTAMP => partition.find_max_time(everything),
-        at => partition.find_time(TimestampMs(at), everything),
+        at => look_up_time(ctx, header, &partition, at)?,
     };
     match found {
         Ok(Some(found)) => Ok((found.offset, found.timestamp, found.epoch)),
         Ok(None) => Ok(NOTHING),
         Err(error) => Err(read_code(&partition, &error)),
     }
+}
+
+/// A record that the asker cannot see (of another lane, or deleted) must not attract him.
+fn look_up_time(
+    ctx: &Ctx,
+    header: &RequestHeader,
+    partition: &Partition,
+    at: i64,
+) -> Result<Result<Option<Found>, ReadError>, ErrorCode> {
+    let reading = ctx.broker.lanes.reading(&ctx.connection, header.client_id.as_deref(), partition);
+    if reading == Reading::Wait {
+        return Err(ErrorCode::OffsetNotAvailable);
+    }
+    // A batch may begin below the log start; its records there are deleted.
+    let start = partition.watermarks().log_start;
+    let mut visible = VisibleRecords::new(partition, reading);
+    let seen = |batch: &kafka::Batch, offset: Offset| offset >= start && visible.holds(batch, offset);
+    Ok(match at {
+        MAX_TIMESTAMP => partition.find_max_time(seen),
+        at => partition.find_time(TimestampMs(at), seen),
+    })
 }
 
 pub fn offset_for_leader_epoch(ctx: &Ctx, header: &RequestHeader, body: Bytes) -> Answer {

@@ -29,7 +29,7 @@ use cache::Rebuilt;
 use cuts::Cuts;
 use views::{Found, Reader, Views};
 
-pub use show::{Part, Reading, Scan, Shown};
+pub use show::{Part, Reading, Scan, Shown, VisibleRecords};
 pub use status::{GroupLaneStatus, LaneReport, PartitionRecords};
 pub use switch::{SwitchError, switch_lanes};
 
@@ -146,6 +146,11 @@ impl Lanes {
             Some((base, lane)) if (self.exists)(&lane) => Role::Lane { base, lane },
             _ => Role::Baseline,
         }
+    }
+
+    /// A topic's lanes were switched on: what groups of lanes hold of it already is activated.
+    pub fn lanes_switched(&self) {
+        self.cuts.reconcile();
     }
 
     /// Pairs of groups whose readers cannot be told apart, for the metric and the status.

@@ -200,6 +200,57 @@ pub fn round_up(partition: &Partition, reading: &Reading, from: Offset) -> Resul
     Ok(scan.scanned)
 }
 
+/// Which records of the batches of a search a reader may see. Looks into each batch once.
+pub struct VisibleRecords<'a> {
+    partition: &'a Partition,
+    reading: Reading,
+    batch: Option<Offset>,
+    /// Offsets of the batch that may be seen, ascending.
+    seen: Vec<Offset>,
+}
+
+impl<'a> VisibleRecords<'a> {
+    pub fn new(partition: &'a Partition, reading: Reading) -> VisibleRecords<'a> {
+        VisibleRecords { partition, reading, batch: None, seen: Vec::new() }
+    }
+
+    pub fn holds(&mut self, batch: &Batch, offset: Offset) -> bool {
+        let view = match &self.reading {
+            Reading::Plain => return true,
+            Reading::Wait => return false,
+            Reading::View(view) => view.clone(),
+        };
+        let base = batch.header.base_offset;
+        if self.batch != Some(base) {
+            self.batch = Some(base);
+            self.seen = self.look(batch, &view).unwrap_or_else(|error| {
+                tracing::warn!(partition = %self.partition, %base, %error, "a batch cannot be judged; it is hidden");
+                Vec::new()
+            });
+        }
+        self.seen.binary_search(&offset).is_ok()
+    }
+
+    fn look(&self, batch: &Batch, view: &View) -> Result<Vec<Offset>, ReadError> {
+        let base = batch.header.base_offset;
+        let rules = rules_for(self.partition, base.max(self.partition.watermarks().log_start))?;
+        let special = self.partition.read(
+            base.max(self.partition.watermarks().log_start),
+            1,
+            true,
+            ReadUpTo::HighWatermark,
+        )?;
+        let summary = special.entries.iter().find_map(|entry| match &entry.kind {
+            BatchKind::Lanes(summary) if entry.base == base => Some(summary),
+            _ => None,
+        });
+        let judge = summary.and_then(|s| s.judged_by().cloned()).unwrap_or_else(|| rules.extractors_at(base));
+        let sees = |lane: &_| rules.sees(view, lane, base);
+        let damaged = |error| ReadError::Damaged { position: 0, error };
+        lane_core::batch::offsets(batch, &judge, sees).map_err(damaged)
+    }
+}
+
 fn is_hidden(reading: &Reading, rules: &LaneRules, entry: &BatchEntry) -> bool {
     match (&entry.kind, reading) {
         (BatchKind::Marker { .. }, _) => true,

@@ -37,8 +37,12 @@ impl SwitchError {
 }
 
 /// Makes `extractors` (none: lanes off) the list of every partition; ready when that is durable.
-/// Partitions that have it already are left alone, so that it can be tried again.
-pub async fn switch_lanes(partitions: &[Arc<Partition>], extractors: &Extractors) -> Result<(), SwitchError> {
+/// Partitions that have it already are left alone, so that it can be tried again. Says whether any
+/// changed.
+pub async fn switch_lanes(
+    partitions: &[Arc<Partition>],
+    extractors: &Extractors,
+) -> Result<bool, SwitchError> {
     // Nothing is switched where one partition will refuse.
     if extractors.is_empty()
         && let Some(held) =
@@ -47,6 +51,7 @@ pub async fn switch_lanes(partitions: &[Arc<Partition>], extractors: &Extractors
         return Err(SwitchError::Held(held.to_string()));
     }
     let marker = Marker::Extractors(extractors.texts().to_vec());
+    let mut changed = false;
     for partition in partitions {
         let check = |fold: &broker_core::Fold| {
             if *fold.lanes.extractors() == *extractors {
@@ -59,6 +64,7 @@ pub async fn switch_lanes(partitions: &[Arc<Partition>], extractors: &Extractors
         let named = |error| SwitchError::Append { partition: partition.to_string(), error };
         match appended.map_err(named)? {
             Ok(at) => {
+                changed = true;
                 let durable = partition.wait_durable(at.plus(1)).await;
                 durable.map_err(|error| SwitchError::Durable { partition: partition.to_string(), error })?;
             }
@@ -66,5 +72,5 @@ pub async fn switch_lanes(partitions: &[Arc<Partition>], extractors: &Extractors
             Err(Some(held)) => return Err(held),
         }
     }
-    Ok(())
+    Ok(changed)
 }

@@ -36,6 +36,7 @@ pub use flush::Flusher;
 pub use open::OpenPartition;
 pub use read::{OriginRead, ReadError, ReadOutcome, ReadUpTo, Slice};
 pub use special::Special;
+pub use time::Found;
 pub use wait::{DurableError, Progress, Waiter};
 
 /// When an append counts as durable.

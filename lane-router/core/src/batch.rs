@@ -82,16 +82,27 @@ pub fn count(
     batch: &Batch,
     extractors: &Extractors,
     from: Offset,
-    mut keep: impl FnMut(&RecordLane) -> bool,
+    keep: impl FnMut(&RecordLane) -> bool,
 ) -> Result<u64, BatchError> {
+    let kept = offsets(batch, extractors, keep)?;
+    Ok(kept.iter().filter(|at| **at >= from).count() as u64)
+}
+
+/// Offsets of the records of `batch` that pass `keep`, ascending.
+pub fn offsets(
+    batch: &Batch,
+    extractors: &Extractors,
+    mut keep: impl FnMut(&RecordLane) -> bool,
+) -> Result<Vec<Offset>, BatchError> {
     let section = unpack(batch)?;
-    let mut n = 0;
+    let mut kept = Vec::new();
     for record in Records::new(&section, batch.header.record_count) {
         let record = record?;
-        let at = batch.header.base_offset.plus(i64::from(record.offset_delta));
-        n += u64::from(at >= from && keep(&record_lane(&record, extractors)?));
+        if keep(&record_lane(&record, extractors)?) {
+            kept.push(batch.header.base_offset.plus(i64::from(record.offset_delta)));
+        }
     }
-    Ok(n)
+    Ok(kept)
 }
 
 /// The lane of one record.
