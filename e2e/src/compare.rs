@@ -303,6 +303,7 @@ fn mask_fields(value: &mut Value, port: &str) {
                 match name.as_str() {
                     "port" if field.to_string() == port => *field = json!("<port>"),
                     "logDir" => *field = json!("<folder>"),
+                    "clusterId" if field.is_string() => *field = json!("<cluster>"),
                     "finalizedFeaturesEpoch" | "totalBytes" | "usableBytes" => {
                         *field = json!(field.is_number())
                     }

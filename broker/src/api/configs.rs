@@ -118,7 +118,8 @@ fn topic_entry(
         .with_name(text(key.name))
         .with_value(Some(text(value)))
         .with_config_source(source as i8)
-        .with_config_type(key.kind as i8);
+        .with_config_type(key.kind as i8)
+        .with_documentation(None);
     if request.include_synonyms {
         let synonyms = defaults.synonyms(key, &topic.overrides);
         entry.synonyms = synonyms.into_iter().map(|s| synonym(&s.name, Some(&s.value), s.source)).collect();
@@ -137,7 +138,8 @@ fn broker_entry(key: BrokerKey, request: &DescribeConfigsRequest) -> DescribeCon
         .with_read_only(true)
         .with_config_source(key.source as i8)
         .with_is_sensitive(key.sensitive)
-        .with_config_type(key.kind as i8);
+        .with_config_type(key.kind as i8)
+        .with_documentation(None);
     if request.include_synonyms && value.is_some() {
         entry.synonyms = vec![synonym(&key.name, value, key.source)];
     }

@@ -160,6 +160,7 @@ fn create_result(
     let shown = |key: &&crate::configs::TopicKey| !key.hidden || topic.overrides.contains_key(key.name);
     let mut result =
         result.with_topic_id(topic.id.0).with_num_partitions(topic.partitions).with_replication_factor(1);
+    result.error_message = None;
     if version >= 5 {
         result.configs = Some(TOPIC_KEYS.iter().filter(shown).map(config).collect());
     }

@@ -177,7 +177,8 @@ fn topic_defaults(defaults: &TopicDefaults) -> Vec<BrokerKey> {
             keys.push(BrokerKey {
                 name: (*name).to_owned(),
                 value: if holds { Some(value.to_owned()) } else { default.map(str::to_owned) },
-                kind: key.kind,
+                // Kafka keeps the coarse units as int32.
+                kind: if name.ends_with("hours") || name.ends_with("minutes") { Kind::Int } else { key.kind },
                 source: if holds { source } else { Source::Default },
                 sensitive: false,
                 doc: key.doc,
