@@ -57,7 +57,7 @@ async fn dispatch(command: Command) -> anyhow::Result<()> {
         Command::Local(args) => local::run(args).await,
         Command::Broker(args) => service::broker(args).await,
         Command::LaneRouter(args) => service::lane_router(args).await,
-        _ => Ok(()),
+        Command::Mirror(MirrorCommand { service, command: None }) => service::mirror(service).await,
     }
 }
 

@@ -42,7 +42,7 @@ pub async fn run(args: Produce) -> anyhow::Result<()> {
     if let Some(lane) = &args.lane {
         region = region.in_lane(lane).await?;
     }
-    let topic = find_topic(&region, &args.topic).await?;
+    let topic = find_topic(&region, &args.topic, true).await?;
     if let Some(partition) = args.partition
         && !topic.partitions.iter().any(|known| known.index == partition)
     {
@@ -204,11 +204,11 @@ impl Producer {
     }
 }
 
-/// The topic, which the broker may create. It may take a moment until its partitions are there.
-pub async fn find_topic(region: &Region, name: &str) -> anyhow::Result<TopicMetadata> {
+/// The topic, waiting a moment for it: the broker may have to make it (`create`), or a mirror brings it.
+pub async fn find_topic(region: &Region, name: &str, create: bool) -> anyhow::Result<TopicMetadata> {
     let started = Instant::now();
     loop {
-        match region.kafka.topic(name, true).await {
+        match region.kafka.topic(name, create).await {
             Ok(topic) if !topic.partitions.is_empty() => return Ok(topic),
             Err(error @ ClientError::Refused { .. }) if !error.is_retriable() => return Err(error.into()),
             Err(error) if started.elapsed() > TOPIC_TIMEOUT => return Err(error.into()),

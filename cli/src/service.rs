@@ -22,6 +22,16 @@ pub async fn broker(args: Service) -> anyhow::Result<()> {
     .await
 }
 
+pub async fn mirror(args: Service) -> anyhow::Result<()> {
+    let Some(config) = read::<mirror::Config>(args, MIRROR_TITLE)? else { return Ok(()) };
+    run("mirror", GRACE, |service| async {
+        serve_http(&service, &config.http_bind).await?;
+        mirror::start(config, service).await?;
+        Ok(())
+    })
+    .await
+}
+
 pub async fn lane_router(args: Service) -> anyhow::Result<()> {
     let Some(config) = read::<lane_router::Config>(args, LANE_ROUTER_TITLE)? else { return Ok(()) };
     run("lane-router", GRACE, |service| async {
@@ -88,6 +98,7 @@ pub fn raise_file_limit() {
 }
 
 pub const BROKER_TITLE: &str = "sealane broker --config FILE";
+pub const MIRROR_TITLE: &str = "sealane mirror --config FILE";
 pub const LANE_ROUTER_TITLE: &str = "sealane lane-router --config FILE";
 /// For connections to end at a stop.
 const GRACE: Duration = Duration::from_secs(20);

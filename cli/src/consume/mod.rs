@@ -35,7 +35,7 @@ pub async fn run(args: Consume) -> anyhow::Result<()> {
     if let Some(lane) = &args.lane {
         region = region.in_lane(lane).await?;
     }
-    find_topic(&region, &args.topic).await?;
+    find_topic(&region, &args.topic, false).await?;
     let member = args.group.as_deref().map(|group| Member::new(group, &args.topic));
     let mut consumer = Consumer {
         region,
@@ -111,8 +111,23 @@ impl Consumer {
         counted || ended
     }
 
-    /// Finds out which partitions to read and from where.
+    /// Finds out which partitions to read and from where; tries again while a topic or a coordinator
+    /// is still coming up.
     async fn assign(&mut self) -> anyhow::Result<()> {
+        let started = Instant::now();
+        while let Err(error) = self.try_assign().await {
+            let client = error.downcast_ref::<ClientError>();
+            let passing = client.is_some_and(|error| error.is_retriable() || member::is_rebalance(error));
+            if !passing || started.elapsed() > ASSIGN_TIMEOUT {
+                return Err(error);
+            }
+            self.region.kafka.forget(&self.args.topic);
+            sleep(RETRY_PAUSE).await;
+        }
+        Ok(())
+    }
+
+    async fn try_assign(&mut self) -> anyhow::Result<()> {
         let topic = self.args.topic.clone();
         let partitions = match &mut self.member {
             None => {
@@ -246,5 +261,6 @@ fn partition_error(topic: &str, partition: i32, code: i16) -> Result<(), ClientE
 }
 
 const FETCH_WAIT: Duration = Duration::from_millis(500);
+const ASSIGN_TIMEOUT: Duration = Duration::from_secs(30);
 const RETRY_PAUSE: Duration = Duration::from_millis(200);
 const COMMIT_INTERVAL: Duration = Duration::from_secs(1);

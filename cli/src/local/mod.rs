@@ -110,6 +110,9 @@ impl Region {
         certificates: &Certificates,
     ) -> anyhow::Result<()> {
         let named = || format!("region {}", plan.name);
+        let mirror = process.service(&format!("mirror {}", plan.name), &self.registry);
+        self.services.push(mirror.clone());
+        mirror::start(mirror_config(plan, plans, certificates), mirror).await.with_context(named)?;
         let router = process.service(&format!("lane-router {}", plan.name), &self.registry);
         self.services.push(router.clone());
         lane_router::start(router_config(plan, certificates), router).await.with_context(named)?;
@@ -165,6 +168,25 @@ fn broker_config(
     }
 }
 
+/// Links to every other region, over UDP; of two regions the first dials.
+fn mirror_config(plan: &RegionPlan, plans: &[RegionPlan], certificates: &Certificates) -> mirror::Config {
+    let own = plans.iter().position(|other| other == plan);
+    let link = |(index, peer): (usize, &RegionPlan)| mirror::LinkConfig {
+        peer: peer.name.clone(),
+        address: (own < Some(index)).then(|| peer.address(peer.mirror)),
+        server_name: Some(MIRROR_NAME.to_owned()),
+        ..mirror::LinkConfig::default()
+    };
+    mirror::Config {
+        broker: plan.address(plan.internal),
+        broker_server_name: Some(BROKER_NAME.to_owned()),
+        tls: certificates.mirror.clone(),
+        bind: plan.address(plan.mirror),
+        links: plans.iter().enumerate().filter(|(_, peer)| *peer != plan).map(link).collect(),
+        ..mirror::Config::default()
+    }
+}
+
 fn router_config(plan: &RegionPlan, certificates: &Certificates) -> lane_router::Config {
     lane_router::Config {
         broker: plan.address(plan.internal),
@@ -181,5 +203,6 @@ fn router_config(plan: &RegionPlan, certificates: &Certificates) -> lane_router:
 
 /// What every broker's certificate is valid for.
 const BROKER_NAME: &str = "sealane-broker";
+const MIRROR_NAME: &str = "sealane-mirror";
 /// For connections to end and data to be flushed.
 const GRACE: Duration = Duration::from_secs(20);

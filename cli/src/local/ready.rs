@@ -15,7 +15,7 @@ use crate::output::Table;
 pub async fn wait(plans: &[RegionPlan]) -> anyhow::Result<()> {
     for plan in plans {
         let started = Instant::now();
-        while let Err(error) = probe(plan).await {
+        while let Err(error) = probe(plan, plans.len()).await {
             if started.elapsed() > PROBE_TIMEOUT {
                 return Err(error).with_context(|| format!("region {} does not come up", plan.name));
             }
@@ -25,7 +25,7 @@ pub async fn wait(plans: &[RegionPlan]) -> anyhow::Result<()> {
     Ok(())
 }
 
-async fn probe(plan: &RegionPlan) -> anyhow::Result<()> {
+async fn probe(plan: &RegionPlan, regions: usize) -> anyhow::Result<()> {
     let endpoint = Endpoint::new(plan.host.to_string(), plan.kafka);
     let cluster = Cluster::new(vec![endpoint], ConnectOptions::default());
     for topic in cluster.topics().await? {
@@ -38,6 +38,15 @@ async fn probe(plan: &RegionPlan) -> anyhow::Result<()> {
         let info = control.cluster_info(v1::ClusterInfoRequest {}).await?.into_inner();
         if info.lane_routers == 0 {
             bail!("the lane-router has not connected to the control service");
+        }
+        let status = control.mirror_status(v1::MirrorStatusRequest {}).await?.into_inner();
+        let down =
+            |link: &&v1::Link| matches!(link.state(), v1::LinkState::Connecting | v1::LinkState::Unspecified);
+        if status.links.len() + 1 < regions {
+            bail!("the mirror has not reported its links");
+        }
+        if let Some(link) = status.links.iter().find(down) {
+            bail!("the link to {} is not up: {}", link.peer, link.reason);
         }
     }
     Ok(())
