@@ -218,6 +218,8 @@ pub async fn ensure(broker: &Arc<Broker>) -> Result<(), ErrorCode> {
     let opened = broker.open_partitions(&topic.name, topic.id, topic.partitions, &topic.settings);
     opened.await.map_err(|e| unavailable(&e))?;
     serve_existing(broker);
+    // There is nothing to load; the first group need not come twice.
+    coordinator.loaded().await;
     Ok(())
 }
 
