@@ -91,10 +91,19 @@ pub async fn start(config: Config, service: ServiceHandle) -> Result<Running, St
     }
     control::serve(&broker, directory, control);
     keep_house(&broker);
+    mend_topics(&broker);
     service.set_ready(true);
     let identity = &broker.identity;
     tracing::info!(region = %identity.region, cluster = %identity.cluster_id, epoch = %identity.epoch, "broker ready");
     Ok(Running { broker, addresses })
+}
+
+/// Topics that could not be served when they were made.
+fn mend_topics(broker: &Arc<Broker>) {
+    let (mending, stop) = (broker.clone(), broker.service.stopping().clone());
+    broker.service.spawn_child(async move {
+        stop.run_until_cancelled(mending.mend()).await;
+    });
 }
 
 fn lane_exists(directory: Arc<control::LaneDirectory>) -> Arc<dyn Fn(&lane_core::Lane) -> bool + Send + Sync> {

@@ -132,3 +132,7 @@ impl Broker {
         Ok(())
     }
 }
+
+#[cfg(test)]
+#[path = "topic_changes_tests.rs"]
+mod tests;

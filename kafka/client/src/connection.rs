@@ -366,3 +366,7 @@ async fn read_answers(
 fn connect_error(endpoint: &Endpoint, reason: impl std::fmt::Display) -> ClientError {
     ClientError::Connect { endpoint: endpoint.clone(), reason: reason.to_string() }
 }
+
+#[cfg(test)]
+#[path = "connection_tests.rs"]
+mod tests;

@@ -1,0 +1,112 @@
+use broker_store::meta::Memory as MemoryMeta;
+use broker_store::{Faults, Flaky, Memory, MetaStore};
+use kafka::{BrokerId, ClusterId, LeaderEpoch, RegionId, RegionName};
+
+use super::*;
+use crate::broker::{Identity, Parts};
+use crate::config::Config;
+use crate::configs::{Overrides, TopicDefaults};
+use crate::partition::Flusher;
+use crate::topics::{ConfigOp, TopicRegistry};
+
+type Store = Arc<Flaky<Memory>>;
+
+async fn broker() -> (Arc<Broker>, Store) {
+    let store = Arc::new(Flaky::new(Memory::new(), 1, Faults::default()));
+    let meta: Arc<dyn MetaStore> = Arc::new(MemoryMeta::default());
+    let topics = TopicRegistry::load(meta.clone(), TopicDefaults::default(), 1).await.unwrap();
+    let identity = Identity {
+        broker_id: BrokerId(1),
+        cluster_id: ClusterId::new("test"),
+        region: RegionName::parse("east").unwrap(),
+        region_id: RegionId(uuid::Uuid::from_u128(1)),
+        epoch: LeaderEpoch(0),
+    };
+    let broker = Broker::new(Parts {
+        config: Config::default(),
+        identity,
+        meta,
+        store: store.clone(),
+        flusher: Flusher::start(1, Duration::from_millis(5), 1 << 20).unwrap(),
+        service: chassis::ServiceHandle::standalone("broker"),
+        listeners: Vec::new(),
+        topics: Arc::new(topics),
+        lane_exists: Arc::new(|_| false),
+    });
+    (broker, store)
+}
+
+fn new(name: &str, partitions: i32) -> NewTopic {
+    NewTopic { name: name.to_owned(), partitions, overrides: Overrides::new() }
+}
+
+#[tokio::test]
+async fn a_topic_that_cannot_be_served_is_taken_back_and_can_be_made_later() {
+    let (broker, store) = broker().await;
+    store.set_full(true);
+    let error = broker.create_topic(&new("t", 2)).await.unwrap_err();
+    assert_eq!(error.code(), ErrorCode::KafkaStorageError);
+    assert!(broker.topics.by_name("t").is_none());
+    store.set_full(false);
+    broker.create_topic(&new("t", 2)).await.unwrap();
+    assert_eq!(broker.topic_partitions("t").unwrap().len(), 2);
+}
+
+#[tokio::test]
+async fn partitions_that_did_not_fit_are_served_once_there_is_room() {
+    let (broker, store) = broker().await;
+    broker.create_topic(&new("t", 1)).await.unwrap();
+    store.set_full(true);
+    assert!(broker.grow_topic("t", 3).await.is_err());
+    assert!(broker.partition("t", 0).is_some(), "what was served is served");
+    store.set_full(false);
+    let mending = broker.clone();
+    let task = tokio::spawn(async move { mending.mend().await });
+    let served = async {
+        while broker.topic_partitions("t").is_none_or(|partitions| partitions.len() < 3) {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    };
+    tokio::time::timeout(Duration::from_secs(20), served).await.unwrap();
+    task.abort();
+}
+
+#[tokio::test]
+async fn a_topic_made_again_at_once_meets_nothing_of_its_predecessor() {
+    let (broker, _) = broker().await;
+    let first = broker.create_topic(&new("t", 1)).await.unwrap();
+    let old = broker.partition("t", 0).unwrap();
+    let (deleted, made) = tokio::join!(broker.delete_topic("t"), async {
+        loop {
+            match broker.create_topic(&new("t", 2)).await {
+                Err(error) if error.code() == ErrorCode::TopicAlreadyExists => tokio::task::yield_now().await,
+                other => break other,
+            }
+        }
+    });
+    assert_eq!(deleted.unwrap().id, first.id);
+    let second = made.unwrap();
+    let partitions = broker.topic_partitions("t").unwrap();
+    assert_eq!(partitions.len(), 2);
+    assert!(
+        partitions.iter().all(|partition| partition.topic_id == second.id && !Arc::ptr_eq(partition, &old))
+    );
+}
+
+#[tokio::test]
+async fn lanes_are_in_the_log_before_the_setting_holds_and_new_partitions_have_them() {
+    let (broker, _) = broker().await;
+    broker.create_topic(&new("t", 1)).await.unwrap();
+    let lanes =
+        |value: &str| ConfigChange::Each(vec![("sealane.lanes".to_owned(), ConfigOp::Set(value.to_owned()))]);
+    let has_list = |index| {
+        let partition = broker.partition("t", index).unwrap();
+        partition.with_fold(|fold| !fold.lanes.extractors().is_empty())
+    };
+    assert!(!has_list(0));
+    assert!(broker.alter_topic("t", &lanes("true")).await.unwrap().settings.lanes);
+    broker.grow_topic("t", 2).await.unwrap();
+    assert!(has_list(0) && has_list(1));
+    broker.alter_topic("t", &lanes("false")).await.unwrap();
+    assert!(!has_list(0) && !has_list(1));
+}
