@@ -231,8 +231,14 @@ impl World {
     fn forget_lost_batches(&mut self, end: i64) {
         self.unacknowledged.retain(|(_, appended)| appended.last_offset.0 < end);
         self.batches.retain(|(last_offset, _)| *last_offset < end);
+        self.last_acknowledged.take_if(|(_, base)| base.0 >= end);
         self.next_sequence = self.batches.last().map_or(0, |(_, last_sequence)| last_sequence + 1);
     }
+}
+
+/// `PARTITION_CRASH_CASES` asks for more.
+fn cases() -> u32 {
+    std::env::var("PARTITION_CRASH_CASES").ok().and_then(|cases| cases.parse().ok()).unwrap_or(400)
 }
 
 fn calm() -> Faults {
@@ -282,7 +288,7 @@ fn read(partition: &Partition) -> Option<Vec<(i64, String)>> {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 400, failure_persistence: None, ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig { cases: cases(), failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
     fn what_was_seen_stays_whatever_fails(steps in steps(), seed: u64) {
