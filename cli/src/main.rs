@@ -6,6 +6,8 @@
 mod advice;
 mod args;
 mod consume;
+#[cfg(test)]
+mod docs;
 mod group;
 mod lane;
 mod local;
