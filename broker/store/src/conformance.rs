@@ -479,6 +479,26 @@ fn faults_on_volatile_keep_the_contract() {
 }
 
 #[test]
+fn a_dead_store_changes_nothing_until_it_is_healed() {
+    let store = Flaky::new(Memory::new(), 9, Faults::default());
+    let writer = store.create(&path("a")).unwrap();
+    store.die_after(2);
+    append(&writer, b"1");
+    append(&writer, b"2");
+    assert!(store.is_dead());
+    assert!(writer.append(&[IoSlice::new(b"3")]).is_err());
+    assert_eq!(writer.sync(), Err(StoreError::SyncFailed { durable: 0 }));
+    assert!(store.put(&path("b"), b"x").is_err());
+    assert!(store.delete(&path("a")).is_err());
+    assert!(store.resume(&path("a"), 1).is_err());
+    assert_eq!(read(&store.open(&path("a")).unwrap()), b"12");
+    store.heal();
+    store.put(&path("b"), b"x").unwrap();
+    let writer = store.resume(&path("a"), 2).unwrap();
+    assert_eq!(writer.sync(), Ok(2));
+}
+
+#[test]
 fn the_same_seed_gives_the_same_faults() {
     let run = |seed| {
         let store = Flaky::new(Memory::new(), seed, Faults { error_per_mille: 500, ..Faults::default() });

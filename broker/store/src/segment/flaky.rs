@@ -49,6 +49,8 @@ struct Shared {
     faults: Mutex<Faults>,
     is_full: AtomicBool,
     syncs_to_fail: AtomicU32,
+    /// Changes that the store still makes before it dies.
+    changes_left: AtomicU64,
     crashes: AtomicU64,
     /// Files with bytes that a crash would lose.
     at_risk: Mutex<BTreeMap<StorePath, Extent>>,
@@ -67,6 +69,7 @@ impl<S: SegmentStore> Flaky<S> {
             faults: Mutex::new(faults),
             is_full: AtomicBool::new(false),
             syncs_to_fail: AtomicU32::new(0),
+            changes_left: AtomicU64::new(u64::MAX),
             crashes: AtomicU64::new(0),
             at_risk: Mutex::default(),
         };
@@ -87,8 +90,19 @@ impl<S: SegmentStore> Flaky<S> {
         self.shared.syncs_to_fail.fetch_add(1, Ordering::SeqCst);
     }
 
-    /// Nothing goes wrong any more: no faults, space again, no sync that is still to fail.
+    /// The process that uses the store dies after so many more changes, perhaps in the middle of the
+    /// last one: then every change fails. Reads go on, so that a test can look around.
+    pub fn die_after(&self, changes: u64) {
+        self.shared.changes_left.store(changes, Ordering::SeqCst);
+    }
+
+    pub fn is_dead(&self) -> bool {
+        self.shared.changes_left.load(Ordering::SeqCst) == 0
+    }
+
+    /// Nothing goes wrong any more: no faults, space again, no sync that is still to fail, not dead.
     pub fn heal(&self) {
+        self.die_after(u64::MAX);
         self.set_faults(Faults::default());
         self.set_full(false);
         self.shared.syncs_to_fail.store(0, Ordering::SeqCst);
@@ -142,11 +156,13 @@ impl<S: SegmentStore> SegmentStore for Flaky<S> {
     fn create(&self, path: &StorePath) -> Result<Arc<dyn Writer>, StoreError> {
         self.shared.disturb("create", path)?;
         self.shared.check_space()?;
+        self.shared.live_on("create", path)?;
         Ok(self.writer(path, self.inner.create(path)?, Extent { durable: 0, end: 0 }))
     }
 
     fn resume(&self, path: &StorePath, len: u64) -> Result<Arc<dyn Writer>, StoreError> {
         self.shared.disturb("resume", path)?;
+        self.shared.live_on("resume", path)?;
         let inner = self.inner.resume(path, len)?;
         let durable = self.shared.at_risk.lock().get(path).map_or(len, |extent| extent.durable.min(len));
         Ok(self.writer(path, inner, Extent { durable, end: len }))
@@ -162,9 +178,11 @@ impl<S: SegmentStore> SegmentStore for Flaky<S> {
     fn put(&self, path: &StorePath, bytes: &[u8]) -> Result<(), StoreError> {
         self.shared.disturb("put", path)?;
         self.shared.check_space()?;
-        self.inner.put(path, bytes)?;
-        self.shared.at_risk.lock().remove(path);
-        self.shared.disturb_late("put", path)
+        self.shared.change("put", path, || {
+            self.inner.put(path, bytes)?;
+            self.shared.at_risk.lock().remove(path);
+            Ok(())
+        })
     }
 
     fn list(&self, dir: &StorePath) -> Result<Vec<Entry>, StoreError> {
@@ -174,9 +192,11 @@ impl<S: SegmentStore> SegmentStore for Flaky<S> {
 
     fn delete(&self, path: &StorePath) -> Result<(), StoreError> {
         self.shared.disturb("delete", path)?;
-        self.inner.delete(path)?;
-        self.shared.at_risk.lock().retain(|file, _| !file.is_within(path));
-        self.shared.disturb_late("delete", path)
+        self.shared.change("delete", path, || {
+            self.inner.delete(path)?;
+            self.shared.at_risk.lock().retain(|file, _| !file.is_within(path));
+            Ok(())
+        })
     }
 
     fn fence(&self, dir: &StorePath, epoch: u64) -> Result<(), StoreError> {
@@ -205,6 +225,34 @@ impl Shared {
             Err(StoreError::Io(format!("{doing} {path}: injected")))
         } else {
             Ok(())
+        }
+    }
+
+    /// Counts a change; the one after the last fails.
+    fn live_on(&self, doing: &str, path: &StorePath) -> Result<(), StoreError> {
+        let take = |left: u64| if left == u64::MAX { Some(left) } else { left.checked_sub(1) };
+        match self.changes_left.fetch_update(Ordering::SeqCst, Ordering::SeqCst, take) {
+            Ok(_) => Ok(()),
+            Err(_) => Err(StoreError::Io(format!("{doing} {path}: dead"))),
+        }
+    }
+
+    /// A change that is atomic: whoever dies in it has made it or not.
+    fn change(
+        &self,
+        doing: &str,
+        path: &StorePath,
+        change: impl Fn() -> Result<(), StoreError>,
+    ) -> Result<(), StoreError> {
+        let was_dead = self.changes_left.load(Ordering::SeqCst) == 0;
+        self.live_on(doing, path)?;
+        let dies_now = !was_dead && self.changes_left.load(Ordering::SeqCst) == 0;
+        if !dies_now || self.dice.hits(500) {
+            change()?;
+        }
+        match dies_now {
+            true => Err(StoreError::Io(format!("{doing} {path}: dies"))),
+            false => self.disturb_late(doing, path),
         }
     }
 
@@ -245,6 +293,7 @@ impl Writer for FlakyWriter {
         // Under the lock, so that a crash sees either none of it or all of it.
         let mut at_risk = self.shared.at_risk.lock();
         self.check()?;
+        self.shared.live_on("append to", &self.path)?;
         let end = self.inner.append(parts)?;
         if let Some(extent) = at_risk.get_mut(&self.path) {
             extent.end = end;
@@ -256,7 +305,7 @@ impl Writer for FlakyWriter {
         self.check()?;
         // A delay and no plain error: the first failure of a sync is final.
         let _ = self.shared.disturb("sync", &self.path);
-        if self.shared.is_sync_to_fail() {
+        if self.shared.is_sync_to_fail() || self.shared.live_on("sync", &self.path).is_err() {
             let durable = self.shared.at_risk.lock().get(&self.path).map_or(0, |extent| extent.durable);
             let mut broken = self.broken.lock();
             return Err(broken.get_or_insert(StoreError::SyncFailed { durable }).clone());
