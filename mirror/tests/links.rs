@@ -1,0 +1,410 @@
+//! Links between regions in one process: real brokers, real UDP, real TLS.
+
+mod regions;
+
+use std::time::Duration;
+
+use broker::config::Storage;
+use chassis::certs::CertificateDir;
+use kafka::batch::{Attributes, Codec};
+use kafka::private::{Direction, LinkState, NoteKind};
+use kafka::record::BatchBuilder;
+use kafka::{Offset, ProducerEpoch, ProducerId, TimestampMs};
+use regions::{Client, Region, by_origin, eventually, link, now, numbered, stop, two};
+
+async fn same_in_both(east: &Client, west: &Client, count: usize) {
+    let a = by_origin(&east.wait_for("t", 0, count).await);
+    let b = by_origin(&west.wait_for("t", 0, count).await);
+    assert_eq!(a, b, "each origin's records, in order");
+    assert_eq!(a.values().map(Vec::len).sum::<usize>(), count, "no record twice: {a:?}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn both_regions_converge_and_their_logs_rest() {
+    let base = tempfile::tempdir().unwrap();
+    let (mut east, mut west) = two(base.path(), Storage::Memory).await;
+    let (e, w) = (east.client().await, west.client().await);
+    e.create("t", 1, &[]).await;
+    e.produce_all("t", 0, numbered("e", 0..10)).await;
+    assert_eq!(w.wait_for("t", 0, 10).await, numbered("e", 0..10));
+    w.produce_all("t", 0, numbered("w", 0..10)).await;
+    same_in_both(&e, &w, 20).await;
+
+    // At rest: neither log moves while nobody produces, whoever restarts.
+    let ends = (e.log_end("t", 0).await, w.log_end("t", 0).await);
+    tokio::time::sleep(Duration::from_secs(3)).await;
+    west.stop_mirror().await;
+    west.start_mirror(vec![west.link_to(&east)]).await;
+    tokio::time::sleep(Duration::from_secs(3)).await;
+    assert_eq!((e.log_end("t", 0).await, w.log_end("t", 0).await), ends, "logs grow at rest");
+    let active = eventually(async || {
+        let (state, _, partitions) = west.link("east");
+        let done =
+            |p: &kafka::private::PartitionReport| p.lag_records == Some(0) && p.state == LinkState::Active;
+        state == LinkState::Active && partitions.len() == 2 && partitions.iter().all(done)
+    });
+    assert!(active.await, "{:?}", west.link("east"));
+
+    // Cut, produce on both sides, heal.
+    east.stop_mirror().await;
+    e.produce_all("t", 0, numbered("e", 10..15)).await;
+    w.produce_all("t", 0, numbered("w", 10..15)).await;
+    let unknown = eventually(async || {
+        let (state, _, partitions) = west.link("east");
+        state == LinkState::Connecting && partitions.iter().all(|p| p.lag_records.is_none())
+    });
+    assert!(unknown.await, "lag of a silent peer is not known: {:?}", west.link("east"));
+    east.start_mirror(vec![east.link_to(&west)]).await;
+    same_in_both(&e, &w, 30).await;
+    stop([east, west]).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn brokers_and_mirrors_may_restart_at_any_time() {
+    let base = tempfile::tempdir().unwrap();
+    let (mut east, mut west) = two(base.path(), Storage::Disk).await;
+    east.client().await.create("t", 1, &[]).await;
+    for round in 0..4 {
+        let from = round * 5;
+        east.client().await.produce_all("t", 0, numbered("e", from..from + 5)).await;
+        match round {
+            0 => {
+                east.stop_broker().await;
+                east.start_broker().await;
+            }
+            1 => {
+                west.stop_broker().await;
+                west.start_broker().await;
+            }
+            2 => {
+                west.stop_mirror().await;
+                west.start_mirror(vec![west.link_to(&east)]).await;
+            }
+            _ => {}
+        }
+        if west.client().await.log_end("t", 0).await >= 0 {
+            west.client().await.produce_all("t", 0, numbered("w", from..from + 5)).await;
+        } else {
+            west.client().await.wait_for("t", 0, 1).await;
+            west.client().await.produce_all("t", 0, numbered("w", from..from + 5)).await;
+        }
+    }
+    same_in_both(&east.client().await, &west.client().await, 40).await;
+    stop([east, west]).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn records_of_a_recreated_topic_arrive_once_and_the_reset_is_shown() {
+    let base = tempfile::tempdir().unwrap();
+    let (mut east, west) = two(base.path(), Storage::Memory).await;
+    let (e, w) = (east.client().await, west.client().await);
+    e.create("t", 1, &[]).await;
+    e.produce_all("t", 0, numbered("a", 0..10)).await;
+    w.wait_for("t", 0, 10).await;
+
+    // While the link is down, with fewer records than before.
+    east.stop_mirror().await;
+    e.delete("t").await;
+    e.create("t", 1, &[]).await;
+    e.produce_all("t", 0, numbered("b", 0..3)).await;
+    east.start_mirror(vec![east.link_to(&west)]).await;
+    let values = w.wait_for("t", 0, 13).await;
+    assert_eq!(values[10..], numbered("b", 0..3));
+
+    // While the link runs, with more records than before.
+    e.delete("t").await;
+    e.create("t", 1, &[]).await;
+    e.produce_all("t", 0, numbered("c", 0..12)).await;
+    let values = w.wait_for("t", 0, 25).await;
+    assert_eq!(values[13..], numbered("c", 0..12));
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    assert_eq!(w.values("t", 0).await.len(), 25, "nothing comes twice");
+    assert_eq!(e.values("t", 0).await, numbered("c", 0..12), "the old copy does not come back");
+
+    let resets: Vec<_> = west.notes().await.into_iter().filter(|n| n.kind == NoteKind::Reset).collect();
+    assert_eq!(resets.len(), 2, "{resets:?}");
+    assert!(resets.iter().all(|n| n.topic.as_str() == "t" && n.partition.0 == 0), "{resets:?}");
+    let metrics = west.metrics();
+    assert!(metrics.contains("sealane_mirror_resets_total{peer=\"east\"} 2"), "{metrics}");
+    stop([east, west]).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_topic_deleted_here_is_not_brought_back_until_it_is_made_again() {
+    let base = tempfile::tempdir().unwrap();
+    let (east, west) = two(base.path(), Storage::Memory).await;
+    let (e, w) = (east.client().await, west.client().await);
+    e.create("t", 1, &[]).await;
+    e.produce_all("t", 0, numbered("e", 0..5)).await;
+    w.wait_for("t", 0, 5).await;
+    w.delete("t").await;
+    let held = eventually(async || {
+        let (_, _, partitions) = west.link("east");
+        partitions.iter().any(|p| p.state == LinkState::Paused && p.reason.contains("deleted in this region"))
+    });
+    assert!(held.await, "{:?}", west.link("east"));
+    e.produce_all("t", 0, numbered("e", 5..8)).await;
+    tokio::time::sleep(Duration::from_secs(2)).await;
+    assert_eq!(w.log_end("t", 0).await, -1, "the link brought a deleted topic back");
+    assert_eq!(e.values("t", 0).await.len(), 8, "deletion does not cross");
+    w.create("t", 1, &[]).await;
+    assert_eq!(w.wait_for("t", 0, 8).await, numbered("e", 0..8));
+    stop([east, west]).await;
+}
+
+async fn many_topics(streams_max: u32) {
+    let base = tempfile::tempdir().unwrap();
+    let mut east = Region::new(base.path(), "east", Storage::Memory);
+    let mut west = Region::new(base.path(), "west", Storage::Memory);
+    west.streams_max = streams_max;
+    east.start_broker().await;
+    west.start_broker().await;
+    link(&mut east, &mut west).await;
+    let (e, w) = (east.client().await, west.client().await);
+    let names: Vec<String> = (0..150).map(|n| format!("topic-{n}")).collect();
+    for name in &names {
+        e.create(name, 1, &[]).await;
+        e.produce(name, 0, "first").await;
+    }
+    for name in &names {
+        e.produce(name, 0, "second").await;
+    }
+    for name in &names {
+        assert_eq!(w.wait_for(name, 0, 2).await, ["first", "second"], "{name}");
+    }
+    for n in 0..50 {
+        let name = format!("short-{n}");
+        e.create(&name, 1, &[]).await;
+        e.delete(&name).await;
+    }
+    e.produce("topic-7", 0, "third").await;
+    assert_eq!(w.wait_for("topic-7", 0, 3).await, ["first", "second", "third"]);
+    stop([east, west]).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_hundred_and_fifty_topics_share_a_few_streams() {
+    many_topics(32).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_peer_that_allows_eight_streams_gets_everything_too() {
+    many_topics(8).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_link_of_a_region_with_itself_is_refused() {
+    let base = tempfile::tempdir().unwrap();
+    let mut east = Region::new(base.path(), "east", Storage::Memory);
+    east.start_broker().await;
+    let mut itself = east.link_to(&east);
+    itself.peer = "west".to_owned();
+    east.start_mirror(vec![itself]).await;
+    let refused = eventually(async || {
+        let (state, reason, _) = east.link("west");
+        state == LinkState::Faulted && reason.contains("both ends of this link are region east")
+    });
+    assert!(refused.await, "{:?}", east.link("west"));
+    east.stop_mirror().await;
+    east.stop_broker().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_peer_with_a_foreign_certificate_is_refused_with_one_clear_line() {
+    let base = tempfile::tempdir().unwrap();
+    let mut east = Region::new(base.path(), "east", Storage::Memory);
+    let mut west = Region::new(base.path(), "west", Storage::Memory);
+    east.start_broker().await;
+    west.start_broker().await;
+    east.start_mirror(vec![east.link_to(&west)]).await;
+    let foreign = CertificateDir::open(&base.path().join("foreign")).unwrap();
+    let mut config = west.mirror_config(vec![west.link_to(&east)]);
+    config.link_tls = Some(foreign.leaf("sealane-mirror", &["127.0.0.1"]).unwrap());
+    west.start_mirror_as(config).await;
+    for (region, peer) in [(&east, "west"), (&west, "east")] {
+        let refused = eventually(async || region.link(peer).1.contains("certificate"));
+        assert!(refused.await, "{:?}", region.link(peer));
+        let (state, reason, _) = region.link(peer);
+        assert_eq!(state, LinkState::Connecting);
+        assert_eq!(reason.lines().count(), 1, "{reason}");
+    }
+    stop([east, west]).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_source_that_lost_its_end_is_a_fault_and_not_continued() {
+    let base = tempfile::tempdir().unwrap();
+    let (mut east, west) = two(base.path(), Storage::Disk).await;
+    let w = west.client().await;
+    east.client().await.create("t", 1, &[]).await;
+    east.client().await.produce_all("t", 0, numbered("e", 0..5)).await;
+    w.wait_for("t", 0, 5).await;
+    east.stop_mirror().await;
+    east.stop_broker().await;
+    let old = base.path().join("old");
+    copy(east.dir(), &old);
+    east.start_broker().await;
+    east.start_mirror(vec![east.link_to(&west)]).await;
+    east.client().await.produce_all("t", 0, numbered("lost", 0..5)).await;
+    w.wait_for("t", 0, 10).await;
+
+    // The disk of yesterday comes back, and other records take the offsets.
+    east.stop_mirror().await;
+    east.stop_broker().await;
+    std::fs::remove_dir_all(east.dir()).unwrap();
+    copy(&old, east.dir());
+    east.start_broker().await;
+    east.client().await.produce_all("t", 0, numbered("other", 0..9)).await;
+    east.start_mirror(vec![east.link_to(&west)]).await;
+    for (region, peer, direction) in [(&west, "east", Direction::In), (&east, "west", Direction::Out)] {
+        let faulted = eventually(async || {
+            let (_, _, partitions) = region.link(peer);
+            let fault = |p: &kafka::private::PartitionReport| {
+                p.direction == direction
+                    && p.state == LinkState::Faulted
+                    && p.reason.contains("source truncated")
+            };
+            partitions.iter().any(fault)
+        });
+        assert!(faulted.await, "{:?}", region.link(peer));
+    }
+    assert_eq!(w.values("t", 0).await.len(), 10, "nothing goes under offsets that were used before");
+    assert!(
+        west.notes().await.iter().any(|n| n.kind == NoteKind::Reset && n.text.contains("source truncated"))
+    );
+    // The other direction goes on.
+    w.produce("t", 0, "w0").await;
+    let there = eventually(async || east.client().await.values("t", 0).await.contains(&"w0".to_owned()));
+    assert!(there.await);
+    stop([east, west]).await;
+}
+
+fn copy(from: &std::path::Path, to: &std::path::Path) {
+    std::fs::create_dir_all(to).unwrap();
+    for entry in std::fs::read_dir(from).unwrap() {
+        let entry = entry.unwrap();
+        let to = to.join(entry.file_name());
+        if entry.file_type().unwrap().is_dir() {
+            copy(&entry.path(), &to);
+        } else {
+            std::fs::copy(entry.path(), to).unwrap();
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn records_are_the_same_bytes_on_the_other_side() {
+    let base = tempfile::tempdir().unwrap();
+    let (east, west) = two(base.path(), Storage::Memory).await;
+    let (e, w) = (east.client().await, west.client().await);
+    e.create("t", 1, &[]).await;
+    let many: Vec<String> = (0..300).map(|n| format!("h{n}")).collect();
+    let many: Vec<(&str, Option<&[u8]>)> = many.iter().map(|key| (key.as_str(), Some(&b"v"[..]))).collect();
+    let odd: &[(&str, Option<&[u8]>)] = &[
+        ("b", Some(b"1")),
+        ("a", None),
+        ("a", Some(b"")),
+        ("a", Some(b"2")),
+        ("b", Some(b"1")),
+        ("é", Some(b"\xff\x00")),
+    ];
+    for (n, codec) in
+        [Codec::None, Codec::Gzip, Codec::Snappy, Codec::Lz4, Codec::Zstd].into_iter().enumerate()
+    {
+        let mut builder = BatchBuilder::new(Offset(0), TimestampMs(1_700_000_000_000 + n as i64), codec);
+        builder.push(0, 0, None, Some(b"value"), odd);
+        builder.push(1, 5, Some(b""), Some(b""), &[]);
+        builder.push(2, 7, Some(b"key"), None, &many);
+        e.produce_batch("t", 0, builder.build()).await;
+    }
+    w.wait_for("t", 0, 15).await;
+    let strip = |seen: Vec<regions::Seen>| -> Vec<regions::Seen> {
+        seen.into_iter().map(|record| regions::Seen { offset: 0, ..record }).collect()
+    };
+    let (here, there) = (e.read("t", 0).await.unwrap().0, w.read("t", 0).await.unwrap().0);
+    assert_eq!(strip(there), strip(here));
+    stop([east, west]).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn nothing_remote_fences_a_local_producer() {
+    let base = tempfile::tempdir().unwrap();
+    let (east, west) = two(base.path(), Storage::Memory).await;
+    let (e, w) = (east.client().await, west.client().await);
+    e.create("t", 1, &[]).await;
+    let idempotent = |value: &str, epoch: i16, sequence: i32| {
+        let mut builder = BatchBuilder::new(Offset(0), now(), Codec::None);
+        builder.push(0, 0, None, Some(value.as_bytes()), &[]);
+        builder.producer(ProducerId(7), ProducerEpoch(epoch), sequence);
+        builder.build()
+    };
+    for n in 0..3 {
+        e.produce_batch("t", 0, idempotent(&format!("e{n}"), 9, n)).await;
+    }
+    w.wait_for("t", 0, 3).await;
+    // The same producer id, an older epoch: no trace of the remote one.
+    for n in 0..3 {
+        assert_eq!(w.try_produce("t", 0, idempotent(&format!("w{n}"), 2, n)).await, 0);
+    }
+    let there = eventually(async || e.log_end("t", 0).await >= 6);
+    assert!(there.await);
+    let (records, _) = e.fetch("t", 0, 0).await.unwrap();
+    let batches = kafka::Batch::split_all(records, true).unwrap();
+    let (own, copied): (Vec<_>, Vec<_>) = batches.iter().partition(|b| b.header.producer_id.0 == 7);
+    assert_eq!((own.len(), copied.len()), (3, 3));
+    for batch in copied {
+        assert_eq!(batch.header.base_sequence, -1);
+        assert_eq!(batch.header.attributes.0 & Attributes::TRANSACTIONAL, 0);
+    }
+    stop([east, west]).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn topics_follow_with_configuration_and_partitions() {
+    let base = tempfile::tempdir().unwrap();
+    let (east, west) = two(base.path(), Storage::Memory).await;
+    let (e, w) = (east.client().await, west.client().await);
+    e.create("t", 2, &[("retention.ms", "86400000")]).await;
+    e.produce("t", 1, "one").await;
+    w.wait_for("t", 1, 1).await;
+    let retention = async || describe(&w, "t", "retention.ms").await;
+    assert_eq!(retention().await, "86400000");
+    e.grow("t", 4).await;
+    e.produce("t", 3, "three").await;
+    w.wait_for("t", 3, 1).await;
+    w.produce("t", 2, "back").await;
+    e.wait_for("t", 2, 1).await;
+    set(&e, "t", "retention.ms", "172800000").await;
+    assert!(eventually(async || retention().await == "172800000").await, "{}", retention().await);
+    assert!(west.notes().await.iter().any(|n| n.kind == NoteKind::Drift));
+    stop([east, west]).await;
+}
+
+async fn describe(client: &Client, topic: &str, key: &str) -> String {
+    use kafka::messages::DescribeConfigsRequest;
+    use kafka::messages::describe_configs_request::DescribeConfigsResource;
+    let resource = DescribeConfigsResource::default()
+        .with_resource_type(2)
+        .with_resource_name(regions::text(topic))
+        .with_configuration_keys(Some(vec![regions::text(key)]));
+    let request = DescribeConfigsRequest::default().with_resources(vec![resource]);
+    let answer = client.0.call(&request).await.unwrap();
+    let value = answer.results[0].configs.first().and_then(|config| config.value.clone());
+    value.map(|value| value.as_str().to_owned()).unwrap_or_default()
+}
+
+async fn set(client: &Client, topic: &str, key: &str, value: &str) {
+    use kafka::messages::IncrementalAlterConfigsRequest;
+    use kafka::messages::incremental_alter_configs_request::{AlterConfigsResource, AlterableConfig};
+    let config = AlterableConfig::default()
+        .with_name(regions::text(key))
+        .with_config_operation(0)
+        .with_value(Some(regions::text(value)));
+    let resource = AlterConfigsResource::default()
+        .with_resource_type(2)
+        .with_resource_name(regions::text(topic))
+        .with_configs(vec![config]);
+    let request = IncrementalAlterConfigsRequest::default().with_resources(vec![resource]);
+    let answer = client.0.call(&request).await.unwrap();
+    assert_eq!(answer.responses[0].error_code, 0, "{answer:?}");
+}
