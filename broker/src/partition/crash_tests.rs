@@ -18,6 +18,7 @@ use proptest::prelude::*;
 use uuid::Uuid;
 
 use super::*;
+use crate::log::recovery::RecoverError;
 
 const NOW: TimestampMs = TimestampMs(1_000_000);
 
@@ -27,15 +28,31 @@ static FLUSHER: LazyLock<Arc<Flusher>> =
 
 #[derive(Clone, Debug)]
 enum Step {
-    Append { records: u8, bytes: usize },
+    Append {
+        records: u8,
+        bytes: usize,
+    },
     Repeat,
     Flush,
-    DeleteRecords { share: u8 },
+    DeleteRecords {
+        share: u8,
+    },
     Retention,
     FailNextSync,
-    Full { is_full: bool },
+    Full {
+        is_full: bool,
+    },
     Kill,
     PowerCut,
+    /// The process dies in the middle of what it does some changes later.
+    DieAfter {
+        changes: u8,
+    },
+    /// It dies while it starts again.
+    DieInRecovery {
+        changes: u8,
+        is_power_cut: bool,
+    },
 }
 
 fn steps() -> impl Strategy<Value = Vec<Step>> {
@@ -49,6 +66,9 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
         1 => any::<bool>().prop_map(|is_full| Step::Full { is_full }),
         1 => Just(Step::Kill),
         1 => Just(Step::PowerCut),
+        2 => (0..12_u8).prop_map(|changes| Step::DieAfter { changes }),
+        1 => (0..8_u8, any::<bool>())
+            .prop_map(|(changes, is_power_cut)| Step::DieInRecovery { changes, is_power_cut }),
     ];
     prop::collection::vec(step, 1..80)
 }
@@ -76,7 +96,7 @@ struct World {
 impl World {
     fn new(seed: u64, durability: Durability) -> World {
         let store = Arc::new(Flaky::new(Memory::new(), seed, calm()));
-        let partition = open(&store, 0, durability);
+        let partition = try_open(&store, 0, durability).unwrap();
         World {
             store,
             durability,
@@ -99,8 +119,8 @@ impl World {
             self.step(step);
             self.store.set_faults(calm());
             self.look();
-            if matches!(self.partition.condition(), Condition::Faulted(_)) {
-                self.restart(false);
+            if self.store.is_dead() || matches!(self.partition.condition(), Condition::Faulted(_)) {
+                self.restart(self.next_value % 2 == 0);
             }
         }
         self.restart(true);
@@ -129,6 +149,16 @@ impl World {
             Step::Full { is_full } => self.store.set_full(*is_full),
             Step::Kill => self.restart(false),
             Step::PowerCut => self.restart(true),
+            Step::DieAfter { changes } => self.store.die_after(u64::from(*changes)),
+            Step::DieInRecovery { changes, is_power_cut } => {
+                self.end(*is_power_cut);
+                self.store.die_after(u64::from(*changes));
+                if let Ok(half_open) = try_open(&self.store, self.epoch, self.durability) {
+                    half_open.close();
+                    half_open.flush();
+                }
+                self.begin(*is_power_cut);
+            }
         }
     }
 
@@ -205,20 +235,35 @@ impl World {
     }
 
     fn restart(&mut self, is_power_cut: bool) {
+        self.end(is_power_cut);
+        self.begin(false);
+    }
+
+    /// The process is gone.
+    fn end(&mut self, is_power_cut: bool) {
         self.look();
         self.partition.close();
         // Waits for a flush that is under way: the dead write nothing.
         self.partition.flush();
+        self.cut_power_if(is_power_cut);
+    }
+
+    fn cut_power_if(&mut self, is_power_cut: bool) {
         self.store.heal();
         self.store.set_faults(calm());
         if is_power_cut {
             self.store.crash().unwrap();
+            if self.durability == Durability::Os {
+                self.seen = 0;
+            }
         }
+    }
+
+    /// It starts again, perhaps after another power cut.
+    fn begin(&mut self, is_power_cut: bool) {
+        self.cut_power_if(is_power_cut);
         self.epoch += 1;
-        self.partition = open(&self.store, self.epoch, self.durability);
-        if self.durability == Durability::Os && is_power_cut {
-            self.seen = 0;
-        }
+        self.partition = try_open(&self.store, self.epoch, self.durability).unwrap();
         let end = self.partition.watermarks().log_end.0;
         self.written.retain(|offset, _| *offset < end);
         self.look();
@@ -245,7 +290,11 @@ fn calm() -> Faults {
     Faults { is_torn_at_crash: true, ..Faults::default() }
 }
 
-fn open(store: &Arc<Flaky<Memory>>, epoch: i32, durability: Durability) -> Arc<Partition> {
+fn try_open(
+    store: &Arc<Flaky<Memory>>,
+    epoch: i32,
+    durability: Durability,
+) -> Result<Arc<Partition>, RecoverError> {
     let settings = Settings {
         segment_bytes: 1_500,
         index_interval_bytes: 200,
@@ -263,7 +312,7 @@ fn open(store: &Arc<Flaky<Memory>>, epoch: i32, durability: Durability) -> Arc<P
         settings,
         now: NOW,
     };
-    open.open().unwrap()
+    open.open()
 }
 
 fn read(partition: &Partition) -> Option<Vec<(i64, String)>> {
