@@ -544,10 +544,11 @@ fn delete_files(
     base: Offset,
     of: impl Fn(&str) -> bool,
 ) -> Result<(), StoreError> {
-    // The log goes first: a segment without one does not exist, whatever is left beside it.
+    // The log goes last, its newest generation at the very end: whatever a crash leaves is a segment
+    // that still counts. A snapshot left alone would pass for a segment whose log was lost.
     let mut names: Vec<String> = store.list(dir)?.into_iter().map(|e| e.name).collect();
     names.retain(|n| of(n) && parse_name(n).is_some_and(|(b, ..)| b == base));
-    names.sort_by_key(|n| !n.ends_with(".log"));
+    names.sort_by_key(|n| parse_name(n).map(|(_, generation, extension)| (extension == "log", generation)));
     for name in names {
         let path = dir.join(&name).map_err(|e| StoreError::Io(e.to_string()))?;
         store.delete(&path)?;

@@ -109,3 +109,173 @@ impl Compacted {
         self.bytes_after += bytes;
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+    use std::sync::atomic::{AtomicUsize, Ordering};
+    use std::time::Duration;
+
+    use broker_store::segment::Memory;
+    use broker_store::{Entry, Reader, SegmentStore, StoreError, StorePath, Writer};
+    use kafka::batch::Codec;
+    use kafka::{Batch, BatchBuilder, LeaderEpoch, PartitionIndex, Records, TopicId, TopicName};
+    use lane_core::Extractors;
+
+    use super::*;
+    use crate::partition::{Append, Durability, Flusher, OpenPartition, ReadUpTo, Settings};
+
+    /// A store whose process dies after so many changes: all later ones fail.
+    struct DiesAfter {
+        inner: Arc<Memory>,
+        changes_left: AtomicUsize,
+    }
+
+    impl DiesAfter {
+        fn change<T>(&self, change: impl FnOnce() -> Result<T, StoreError>) -> Result<T, StoreError> {
+            let left =
+                self.changes_left.fetch_update(Ordering::SeqCst, Ordering::SeqCst, |n| n.checked_sub(1));
+            if left.is_ok() { change() } else { Err(StoreError::Io("dead".to_owned())) }
+        }
+    }
+
+    impl SegmentStore for DiesAfter {
+        fn create(&self, path: &StorePath) -> Result<Arc<dyn Writer>, StoreError> {
+            self.change(|| self.inner.create(path))
+        }
+
+        fn resume(&self, path: &StorePath, len: u64) -> Result<Arc<dyn Writer>, StoreError> {
+            self.change(|| self.inner.resume(path, len))
+        }
+
+        fn open(&self, path: &StorePath) -> Result<Arc<dyn Reader>, StoreError> {
+            self.inner.open(path)
+        }
+
+        fn put(&self, path: &StorePath, bytes: &[u8]) -> Result<(), StoreError> {
+            self.change(|| self.inner.put(path, bytes))
+        }
+
+        fn list(&self, dir: &StorePath) -> Result<Vec<Entry>, StoreError> {
+            self.inner.list(dir)
+        }
+
+        fn delete(&self, path: &StorePath) -> Result<(), StoreError> {
+            self.change(|| self.inner.delete(path))
+        }
+
+        fn fence(&self, dir: &StorePath, epoch: u64) -> Result<(), StoreError> {
+            self.inner.fence(dir, epoch)
+        }
+    }
+
+    fn open(store: Arc<dyn SegmentStore>, flusher: &Arc<Flusher>, epoch: i32) -> Arc<Partition> {
+        let open = OpenPartition {
+            topic: TopicName::parse("t").unwrap(),
+            topic_id: TopicId(uuid::Uuid::from_u128(1)),
+            index: PartitionIndex(0),
+            epoch: LeaderEpoch(epoch),
+            store,
+            durability: Durability::Sync,
+            flusher: flusher.clone(),
+            settings: Settings { segment_bytes: 1024, retention_ms: None, ..Settings::default() },
+            now: TimestampMs(1),
+        };
+        open.open().unwrap()
+    }
+
+    /// Twelve keys again and again, one seldom, one deleted; each batch of three records.
+    fn fill(partition: &Partition) {
+        for round in 0..120i64 {
+            let mut builder = BatchBuilder::new(Offset::ZERO, TimestampMs(round), Codec::None);
+            for n in 0..3 {
+                let key = match (round, n) {
+                    (0, 0) => "seldom".to_owned(),
+                    (40, 0) | (45, 0) => "deleted".to_owned(),
+                    _ => format!("key{}", (round * 3 + i64::from(n)) % 12),
+                };
+                let value = format!("value of round {round}, number {n}");
+                let value = Some(value.as_bytes()).filter(|_| (round, n) != (45, 0));
+                builder.push(n, 0, Some(key.as_bytes()), value, &[]);
+            }
+            let judged_by = Arc::new(Extractors::none());
+            let batch = builder.build();
+            let append =
+                Append { batch: &batch, lanes: None, judged_by, now: TimestampMs(round), urgent: true };
+            partition.append(append).unwrap();
+            partition.flush();
+        }
+    }
+
+    type Row = (Offset, Option<Vec<u8>>);
+
+    /// The last record of each key, and how many records there are.
+    fn last_records(partition: &Partition) -> (BTreeMap<Vec<u8>, Row>, usize) {
+        let (mut last, mut count) = (BTreeMap::new(), 0);
+        let mut next = partition.watermarks().log_start;
+        while next < partition.watermarks().high_watermark {
+            let read = partition.read(next, 1 << 20, true, ReadUpTo::HighWatermark).unwrap();
+            if let Some(slice) = read.slice {
+                for batch in Batch::split_all(slice.bytes().unwrap(), true).unwrap() {
+                    let section = batch.records();
+                    for record in Records::new(&section, batch.header.record_count).map(Result::unwrap) {
+                        let offset = batch.header.base_offset.plus(i64::from(record.offset_delta));
+                        let key = record.key.unwrap().to_vec();
+                        let before = last.insert(key, (offset, record.value.map(<[u8]>::to_vec)));
+                        assert!(before.is_none_or(|(before, _): Row| before < offset), "offsets rise");
+                        count += 1;
+                    }
+                }
+            }
+            assert!(read.next > next, "reading goes on");
+            next = read.next;
+        }
+        (last, count)
+    }
+
+    #[test]
+    fn a_pass_that_dies_at_any_step_loses_no_last_record() {
+        let flusher = Flusher::start(1, Duration::from_secs(3600), 1 << 30).unwrap();
+        for dies_after in 0.. {
+            let inner = Arc::new(Memory::new());
+            let store =
+                Arc::new(DiesAfter { inner: inner.clone(), changes_left: AtomicUsize::new(usize::MAX) });
+            let partition = open(store.clone(), &flusher, 0);
+            fill(&partition);
+            let (right, records) = last_records(&partition);
+            store.changes_left.store(dies_after, Ordering::SeqCst);
+            let done = partition.compact(TimestampMs(0));
+            drop(partition);
+
+            let partition = open(inner, &flusher, 1);
+            assert_eq!(last_records(&partition).0, right, "died after {dies_after} changes");
+            let again = partition.compact(TimestampMs(0)).unwrap();
+            let (kept, left) = last_records(&partition);
+            assert_eq!(kept, right, "died after {dies_after} changes");
+            if done.is_ok() {
+                assert_eq!(again, Compacted::default(), "nothing was sealed since");
+                assert!(left < records / 4, "{left} of {records} records are left");
+                let counts = partition.finished_segments().len();
+                assert!(counts <= 4, "{counts} segments are left");
+                break;
+            }
+        }
+        flusher.stop();
+    }
+
+    #[test]
+    fn old_tombstones_go_with_what_they_deleted_and_offsets_stay() {
+        let flusher = Flusher::start(1, Duration::from_secs(3600), 1 << 30).unwrap();
+        let partition = open(Arc::new(Memory::new()), &flusher, 0);
+        fill(&partition);
+        let (mut right, _) = last_records(&partition);
+        partition.compact(TimestampMs(100)).unwrap();
+        assert_eq!(right.remove(&b"deleted"[..]), Some((Offset(135), None)));
+        let (kept, _) = last_records(&partition);
+        assert_eq!(kept, right);
+        // A reader in a gap goes on with the next record that is there.
+        let read = partition.read(Offset(1), 1 << 20, true, ReadUpTo::HighWatermark).unwrap();
+        assert!(read.next > Offset(1));
+        flusher.stop();
+    }
+}
