@@ -2,6 +2,8 @@
 //! decoded and encoded again to the same bytes. Covers the cold messages of the `kafka-protocol` crate, so that a
 //! new version of it cannot change what we say, and our own codec for Produce and Fetch.
 
+#![allow(clippy::unwrap_used)] // helpers of tests, too
+
 use std::collections::BTreeSet;
 use std::fs;
 use std::ops::RangeInclusive;

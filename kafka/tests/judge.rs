@@ -1,6 +1,8 @@
 //! Our own Produce and Fetch codecs against the `kafka-protocol` crate's messages as an independent judge,
 //! and against arbitrary bytes. Also: the API table against that crate's, frames, and hostile counts.
 
+#![allow(clippy::unwrap_used)] // helpers of tests, too
+
 use bytes::{Bytes, BytesMut};
 use kafka::fetch::{self, FetchRequest, FetchResponse, FetchedPartition, FetchedTopic, Piece};
 use kafka::produce::{self, ProduceRequest, ProduceResponse, ProducedPartition, ProducedTopic, RecordError};

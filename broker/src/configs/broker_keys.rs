@@ -42,6 +42,7 @@ pub struct BrokerValues {
 /// All settings of the broker, by name.
 pub fn broker_keys(values: &BrokerValues, defaults: &TopicDefaults) -> Vec<BrokerKey> {
     let mut keys = own(values);
+    keys.extend(of_groups(values));
     keys.extend(fixed());
     keys.extend(topic_defaults(defaults));
     keys.sort_by(|a, b| a.name.cmp(&b.name));
@@ -81,6 +82,27 @@ fn own(values: &BrokerValues) -> Vec<BrokerKey> {
             values.connections_idle_ms,
             "Idle connections are closed after this time.",
         ),
+        set("sealane.region", Kind::String, &values.region, "Name of this region."),
+        set(
+            "sealane.durability",
+            Kind::String,
+            values.durability,
+            "When a record counts as durable: sync or os.",
+        ),
+    ];
+    if let Some(address) = &values.control_address {
+        keys.push(set(
+            CONTROL_ADDRESS,
+            Kind::String,
+            address,
+            "Where the control service of this region listens.",
+        ));
+    }
+    keys
+}
+
+fn of_groups(values: &BrokerValues) -> Vec<BrokerKey> {
+    vec![
         set(
             "offsets.retention.minutes",
             Kind::Int,
@@ -111,23 +133,7 @@ fn own(values: &BrokerValues) -> Vec<BrokerKey> {
             values.group_initial_rebalance_delay_ms,
             "How long a new group waits for more members.",
         ),
-        set("sealane.region", Kind::String, &values.region, "Name of this region."),
-        set(
-            "sealane.durability",
-            Kind::String,
-            values.durability,
-            "When a record counts as durable: sync or os.",
-        ),
-    ];
-    if let Some(address) = &values.control_address {
-        keys.push(set(
-            CONTROL_ADDRESS,
-            Kind::String,
-            address,
-            "Where the control service of this region listens.",
-        ));
-    }
-    keys
+    ]
 }
 
 /// Settings that are what they are.

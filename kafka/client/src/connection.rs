@@ -287,10 +287,10 @@ async fn write_requests(
     while let Some(request) = requests.recv().await {
         correlation_id = correlation_id.wrapping_add(1);
         let Outgoing { api_key, api_version, body, answer } = request;
-        if let Some(answer) = answer {
-            if waiting.send(Waiting { api_key, api_version, correlation_id, answer }).await.is_err() {
-                break;
-            }
+        if let Some(answer) = answer
+            && waiting.send(Waiting { api_key, api_version, correlation_id, answer }).await.is_err()
+        {
+            break;
         }
         let header =
             RequestHeader { api_key, api_version, correlation_id, client_id: Some(client_id.clone()) };
