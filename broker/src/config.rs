@@ -54,6 +54,8 @@ chassis::config! {
         pub listeners: Vec<ListenerConfig> = vec![ListenerConfig::default()] => nested,
         /// Address of the control service (gRPC). Plain text on a loopback address only.
         pub control_bind: String = "127.0.0.1:9094".to_owned(),
+        /// Host and port where the command line is told to reach it; empty means `control_bind`.
+        pub control_advertised: String = String::new(),
         /// Certificates of the control service; needed when it is bound to another address than loopback.
         pub control_tls: Option<TlsFiles> => nested,
         /// Address of /healthz, /readyz and /metrics; empty for none.

@@ -17,6 +17,7 @@ pub fn line(error: &anyhow::Error) -> String {
         }
     }
     if let Some(advice) = find::<ClientError>(error).and_then(client_advice) {
+        text.truncate(text.trim_end_matches('.').len());
         text.push_str("; ");
         text.push_str(&advice);
     }
@@ -48,6 +49,7 @@ fn refusal_advice(code: ErrorCode, what: &str) -> Option<String> {
             "it does not exist; `sealane topic list` shows what there is, `sealane topic create {name}` makes it"
         ),
         (ErrorCode::UnknownTopicOrPartition, None) => "`sealane topic list` shows what there is".to_owned(),
+        (ErrorCode::GroupIdNotFound, _) => "`sealane group list` shows what there is".to_owned(),
         (ErrorCode::TopicAlreadyExists, _) => "`sealane topic alter` changes it".to_owned(),
         (ErrorCode::CoordinatorLoadInProgress | ErrorCode::CoordinatorNotAvailable, _) => {
             "the broker is still starting; try again".to_owned()

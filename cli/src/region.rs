@@ -46,7 +46,7 @@ impl Region {
         match configs.into_iter().find_map(|config| config.value.filter(|value| !value.is_empty())) {
             Some(address) => Ok(address),
             None => bail!(
-                "the broker at {} names no control service; set `advertised` under [control] in its configuration",
+                "the broker at {} names no control service; set control_bind or control_advertised in its configuration",
                 self.server.server
             ),
         }

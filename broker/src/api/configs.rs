@@ -30,6 +30,8 @@ use crate::topics::{ConfigChange, ConfigOp, Topic};
 
 const TOPIC: i8 = 2;
 const BROKER: i8 = 4;
+/// Topics, brokers, their loggers, client metrics, groups: what ListConfigResources may be asked for.
+const RESOURCE_KINDS: [i8; 5] = [TOPIC, BROKER, 8, 16, 32];
 
 /// Why a resource of a request is refused.
 type Refusal = (ErrorCode, String);
@@ -181,13 +183,18 @@ fn broker_values(ctx: &Ctx) -> BrokerValues {
         group_session_timeout_min_ms: *groups.session_timeout_ms.start(),
         group_session_timeout_max_ms: *groups.session_timeout_ms.end(),
         group_initial_rebalance_delay_ms: config.group_initial_rebalance_delay_ms as i32,
-        control_address: Some(config.control_bind.clone()).filter(|address| !address.is_empty()),
+        control_address: Some(control_address(config)).filter(|address| !address.is_empty()),
         region: broker.identity.region.to_string(),
         durability: match config.durability {
             Durability::Sync => "sync",
             Durability::Os => "os",
         },
     }
+}
+
+fn control_address(config: &crate::config::Config) -> String {
+    let told = !config.control_advertised.is_empty();
+    if told { config.control_advertised.clone() } else { config.control_bind.clone() }
 }
 
 /// AlterConfigs: a resource's settings are replaced by what is named.
@@ -342,6 +349,11 @@ pub fn list_resources(ctx: &Ctx, header: &RequestHeader, body: Bytes) -> Answer 
         Ok(request) => request,
         Err(answer) => return answer,
     };
+    if header.api_version >= 1 && request.resource_types.iter().any(|kind| !RESOURCE_KINDS.contains(kind)) {
+        let refused =
+            ListConfigResourcesResponse::default().with_error_code(ErrorCode::UnsupportedVersion.code());
+        return Answer::message(&refused, header.api_version);
+    }
     let mut resources = Vec::new();
     let asked = |kind| {
         header.api_version >= 1
