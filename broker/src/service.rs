@@ -90,6 +90,7 @@ pub async fn start(config: Config, service: ServiceHandle) -> Result<Running, St
         listener.serve(&broker);
     }
     control::serve(&broker, directory, control);
+    follow_lanes(&broker);
     keep_house(&broker);
     mend_topics(&broker);
     service.set_ready(true);
@@ -103,6 +104,21 @@ fn mend_topics(broker: &Arc<Broker>) {
     let (mending, stop) = (broker.clone(), broker.service.stopping().clone());
     broker.service.spawn_child(async move {
         stop.run_until_cancelled(mending.mend()).await;
+    });
+}
+
+/// Grace timers of lanes; and word to them when every group of the log has been taken over.
+fn follow_lanes(broker: &Arc<Broker>) {
+    let (lanes, stop) = (broker.lanes.clone(), broker.service.stopping().clone());
+    broker.service.spawn("lanes", async move {
+        lanes.run(stop).await;
+        Ok::<(), std::convert::Infallible>(())
+    });
+    let (taking_over, stop) = (broker.clone(), broker.service.stopping().clone());
+    broker.service.spawn_child(async move {
+        if stop.run_until_cancelled(taking_over.coordinator.loaded()).await.is_some() {
+            taking_over.lanes.views_known();
+        }
     });
 }
 
