@@ -81,10 +81,6 @@ impl fmt::Display for InstanceId {
 }
 
 impl Member {
-    pub(super) fn supports(&self, protocol: &str) -> bool {
-        self.protocols.iter().any(|p| p.name == protocol)
-    }
-
     /// The subscription under `protocol`; empty when the member does not support it.
     pub fn metadata(&self, protocol: &str) -> Bytes {
         self.protocols.iter().find(|p| p.name == protocol).map(|p| p.metadata.clone()).unwrap_or_default()

@@ -254,7 +254,7 @@ impl World {
             protocol_type: "consumer".to_owned(),
             protocols: vec![protocol("range")],
             id_required: true,
-            may_skip_assignment: i % 2 == 0,
+            may_skip_assignment: i.is_multiple_of(2),
         };
         let ticket = self.take_ticket(i, life);
         let effects = self.group.join(now(self.at), ticket, request);
