@@ -266,21 +266,28 @@ fn by_key(
     }
 }
 
-/// The elements of an array by their natural key; by position where they have none or keys repeat.
+/// The elements of an array by their natural key, with a qualifier where keys repeat; by position where neither
+/// tells them apart.
 fn keyed(elements: &[Value]) -> Map<String, Value> {
-    let natural = |element: &Value| {
-        let key = KEY_FIELDS.iter().find_map(|field| element.get(field).filter(|key| !key.is_null()))?;
+    let field = |element: &Value, names: &[&str]| {
+        let key = names.iter().find_map(|name| element.get(*name).filter(|key| !key.is_null()))?;
         Some(key.as_str().map_or_else(|| key.to_string(), str::to_owned))
     };
-    let keys: BTreeSet<String> = elements.iter().filter_map(natural).collect();
-    let distinct = keys.len() == elements.len();
-    let name =
-        |index: usize, element: &Value| natural(element).filter(|_| distinct).unwrap_or(index.to_string());
-    elements
-        .iter()
-        .enumerate()
-        .map(|(i, element)| (format!("[{}]", name(i, element)), element.clone()))
-        .collect()
+    let natural = |element: &Value| field(element, KEY_FIELDS);
+    let qualified = |element: &Value| Some(format!("{}/{}", natural(element)?, field(element, QUALIFIERS)?));
+    let distinct = |name: &dyn Fn(&Value) -> Option<String>| {
+        let keys: BTreeSet<String> = elements.iter().filter_map(name).collect();
+        keys.len() == elements.len()
+    };
+    let key = |index: usize, element: &Value| {
+        let key = if distinct(&natural) {
+            natural(element)
+        } else {
+            qualified(element).filter(|_| distinct(&qualified))
+        };
+        format!("[{}]", key.unwrap_or_else(|| index.to_string()))
+    };
+    elements.iter().enumerate().map(|(index, element)| (key(index, element), element.clone())).collect()
 }
 
 fn mapped(value: &Value, text: &dyn Fn(&str) -> Option<String>) -> Value {
@@ -356,6 +363,9 @@ const KEY_FIELDS: &[&str] = &[
     "logDir",
     "key",
 ];
+
+/// What tells elements of one key apart.
+const QUALIFIERS: &[&str] = &["source", "resourceType"];
 
 #[cfg(test)]
 mod tests {
