@@ -92,6 +92,7 @@ impl Broker {
                 epoch: parts.identity.epoch.0,
                 grace: Duration::from_secs(u64::from(parts.config.lane_grace_seconds)),
             });
+            Metrics::follow_lanes(parts.service.metrics(), &lanes);
             let rules = GroupConfig::of(&parts.config);
             let stop = parts.service.stopping().clone();
             Broker {
@@ -198,7 +199,11 @@ impl Broker {
     pub async fn recover(self: &Arc<Self>) -> Result<(), OpenError> {
         self.remove_orphans()?;
         for topic in self.topics.all() {
-            self.open_partitions(&topic.name, topic.id, topic.partitions, &topic.settings).await?;
+            let opened = self.open_partitions(&topic.name, topic.id, topic.partitions, &topic.settings).await;
+            if let Err(error) = opened {
+                // The others are served; this one is tried again for as long as the broker runs.
+                tracing::error!(topic = %topic.name, %error, "a topic cannot be opened and is not served");
+            }
         }
         coordinator::serve_existing(self);
         self.coordinator.loaded().await;
@@ -291,13 +296,16 @@ impl Identity {
     }
 }
 
-/// 22 characters of URL-safe base 64 over 16 random bytes, as Apache Kafka makes them.
+/// 22 characters of URL-safe base 64 over 16 random bytes, as Apache Kafka makes them: never with a
+/// dash in front, which command lines would take for an option.
 fn cluster_id() -> String {
     const ALPHABET: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_";
     let mut bits = Uuid::new_v4().as_u128();
     let mut text: Vec<u8> = Vec::with_capacity(22);
-    for _ in 0..22 {
-        text.push(ALPHABET[(bits & 63) as usize]);
+    for place in 0..22 {
+        // The version and variant bits of a UUID are not random; 62 letters and digits are in front.
+        let choices = if place == 0 { 62 } else { 64 };
+        text.push(ALPHABET[(bits % choices) as usize]);
         bits >>= 6;
     }
     String::from_utf8_lossy(&text).into_owned()

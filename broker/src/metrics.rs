@@ -1,6 +1,10 @@
 //! Names of the broker's metrics, and the handles that are counted on.
 
+use std::sync::Arc;
+
 use chassis::metrics::{Counter, Gauge, Registry};
+
+use crate::lanes::Lanes;
 
 /// Handles of the series that every request touches.
 pub struct Metrics {
@@ -15,6 +19,8 @@ pub struct Metrics {
     pub duplicates: Counter,
     pub fetched_bytes: Counter,
     pub parked_fetches: Gauge,
+    pub lane_unknown: Counter,
+    pub lane_disagreed: Counter,
 }
 
 impl Metrics {
@@ -42,6 +48,28 @@ impl Metrics {
             ),
             fetched_bytes: counter("sealane_fetched_bytes_total", "Bytes of records sent to clients."),
             parked_fetches: gauge("sealane_parked_fetches", "Fetches that wait for data."),
+            lane_unknown: counter(
+                "sealane_lane_unknown_records_total",
+                "Records whose lane header is no lane name; they are the baseline's.",
+            ),
+            lane_disagreed: counter(
+                "sealane_lane_disagreeing_records_total",
+                "Records whose headers name different lanes, of which the first won.",
+            ),
         }
+    }
+
+    /// Series that are looked up when they are asked for.
+    pub fn follow_lanes(registry: &Registry, lanes: &Arc<Lanes>) {
+        let lanes = Arc::downgrade(lanes);
+        registry.on_scrape(move |scrape| {
+            let pairs = lanes.upgrade().map_or(0, |lanes| lanes.ambiguous_groups().len());
+            scrape.gauge(
+                "sealane_lane_ambiguous_group_pairs",
+                "Pairs of groups whose consumers share a client.id and cannot be told apart.",
+                &[],
+                pairs as f64,
+            );
+        });
     }
 }

@@ -228,7 +228,11 @@ fn append(
         })?;
         let request = Append { batch, lanes: judged.summary, judged_by: judged.by, now, urgent: acks == -1 };
         match partition.append(request) {
-            Ok(appended) => return Ok(appended),
+            Ok(appended) => {
+                ctx.broker.metrics.lane_unknown.add(judged.unknown);
+                ctx.broker.metrics.lane_disagreed.add(judged.disagreed);
+                return Ok(appended);
+            }
             Err(AppendError::JudgedByOthers) => continue,
             Err(error) => return Err(Box::new(failed(index, error.code(), error.to_string()))),
         }

@@ -2,13 +2,14 @@
 
 use std::collections::HashMap;
 
+use broker_core::group::Leaver;
 use control::v1;
 use kafka::{ErrorCode, GroupId, Offset, PartitionIndex, TopicName};
 use lane_core::Lane;
 use tonic::Status;
 
 use super::Calls;
-use crate::coordinator::Message;
+use crate::coordinator::{MemberDescription, Message};
 
 type Holdings = (Vec<v1::LaneGroupPartition>, Vec<v1::LanePartition>);
 type Committed = HashMap<(GroupId, TopicName, PartitionIndex), Offset>;
@@ -57,7 +58,32 @@ impl Calls {
     /// Ends a lane in every log; the number of PPE records that nobody will see, -1 if not known.
     pub(super) async fn hide(&self, lane: &Lane) -> Result<i64, Status> {
         let ended = self.broker.lanes.end(lane).await;
-        ended.map(count).map_err(|error| Status::unavailable(error.to_string()))
+        let hidden = ended.map_err(|error| Status::unavailable(error.to_string()))?;
+        self.remove_groups(lane).await?;
+        Ok(count(hidden))
+    }
+
+    /// The lane's groups go with it: their members have lost their way here, and what they committed
+    /// would make a later lane of the same name look like a collision.
+    async fn remove_groups(&self, lane: &Lane) -> Result<(), Status> {
+        let coordinator = &self.broker.coordinator;
+        for group in self.groups_of(lane).await? {
+            let describe = |reply| Message::Describe { group: group.clone(), reply };
+            let found = coordinator.ask(&group, describe).await.and_then(|found| found);
+            let members = found.map(|group| group.members).unwrap_or_default();
+            let leaver = |m: MemberDescription| Leaver { member: Some(m.member), instance: m.instance };
+            let leavers: Vec<Leaver> = members.into_iter().map(leaver).collect();
+            let leave = |reply| Message::Leave { group: group.clone(), leavers, reply };
+            coordinator.ask(&group, leave).await.and_then(|left| left).map_err(not_ready)?;
+            let delete = |reply| Message::DeleteGroup { group: group.clone(), reply };
+            let code = coordinator.ask(&group, delete).await.map_err(not_ready)?;
+            if !matches!(code, ErrorCode::None | ErrorCode::GroupIdNotFound) {
+                return Err(Status::unavailable(format!(
+                    "group {group} cannot be removed yet ({code:?}); try again"
+                )));
+            }
+        }
+        Ok(())
     }
 
     async fn committed(&self, lane: &Lane) -> Result<Committed, Status> {

@@ -30,7 +30,6 @@ use cuts::Cuts;
 use views::{Found, Reader, Views};
 
 pub use show::{Part, Reading, Scan, Shown, VisibleRecords};
-pub use status::{GroupLaneStatus, LaneReport, PartitionRecords};
 pub use switch::{SwitchError, switch_lanes};
 
 /// The partitions of this broker.
