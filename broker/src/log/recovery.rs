@@ -12,7 +12,7 @@ use broker_core::fold::{Content, Fold};
 use broker_store::{Reader, SegmentStore, StoreError, StorePath};
 use kafka::control::{Marker, MirrorMarker, parse_marker};
 use kafka::{Batch, BatchHeader, Offset, TimestampMs};
-use lane_core::Extractors;
+use lane_core::{Extractors, LaneMarker, LaneRules};
 
 use super::batch_index::BatchKind;
 use super::index::{IndexFile, relative};
@@ -279,7 +279,14 @@ fn replay(
             let found = batch.header.base_offset;
             return Ok(Some(format!("batch has offset {found} where {expected} follows")));
         }
-        let marker = parse_marker(&batch).ok().flatten();
+        // A marker that this build cannot follow decides something: to go on would be to guess.
+        let unreadable = |error: &dyn std::fmt::Display| {
+            RecoverError::Faulted(format!("the marker at offset {expected} cannot be followed: {error}"))
+        };
+        let marker = parse_marker(&batch).map_err(|error| unreadable(&error))?;
+        if let Some(marker) = &marker {
+            LaneMarker::parse(marker).map_err(|error| unreadable(&error))?;
+        }
         let mut records_covered = 0;
         if let Some(Marker::Mirror(mirror)) = &marker {
             let next = batch.header.next_offset();
@@ -349,12 +356,13 @@ fn take_in(
     content.note(segment_base, header, special, index_interval);
 }
 
-/// The indexes of a file whose first `end` bytes are known to be whole, without folding it again.
+/// The indexes of a file whose first `end` bytes are known to be whole, without folding it again:
+/// `rules` say which list judged which offset.
 pub fn content_of(
     reader: &dyn Reader,
     base: Offset,
     end: u64,
-    extractors: &Arc<Extractors>,
+    rules: &LaneRules,
     index_interval: u32,
 ) -> Result<SegmentContent, ScanError> {
     let mut content = SegmentContent::default();
@@ -369,8 +377,11 @@ pub fn content_of(
                 Some(marker_kind(&Marker::Mirror(mirror), (end.0 - next.0) as u32))
             }
             Some(marker) => Some(marker_kind(&marker, 0)),
-            None => classify::summarize_mirrored(&batch, unit.judge_of(&batch.header), extractors)
-                .map(BatchKind::Lanes),
+            None => {
+                let local = rules.extractors_at(batch.header.base_offset);
+                classify::summarize_mirrored(&batch, unit.judge_of(&batch.header), &local)
+                    .map(BatchKind::Lanes)
+            }
         };
         content.note(base, &batch.header, special, index_interval);
     }

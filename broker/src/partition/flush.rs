@@ -339,8 +339,8 @@ impl Partition {
             state.active.writer.append(&parts)?;
         }
         let reader = &*state.active.reader;
-        let extractors = state.fold.lanes.extractors();
-        let content = content_of(reader, from.offset, reader.len(), &extractors, interval);
+        let rules = state.fold.lanes.rules();
+        let content = content_of(reader, from.offset, reader.len(), &rules, interval);
         state.active.content = content.map_err(|e| StoreError::Io(e.to_string()))?;
         Ok(())
     }
@@ -354,9 +354,9 @@ impl Partition {
             tracing::debug!(%path, %error, "the void end of a segment stays in its file");
         }
         let reader = self.store.open(&path)?;
-        let extractors = state.fold.lanes.extractors();
+        let rules = state.fold.lanes.rules();
         let interval = self.settings().index_interval_bytes;
-        let content = content_of(&*reader, at.segment, at.bytes, &extractors, interval)
+        let content = content_of(&*reader, at.segment, at.bytes, &rules, interval)
             .map_err(|e| StoreError::Io(e.to_string()))?;
         let now = content.index.max_timestamp();
         let segment = self.sealed_from(at.segment, at.offset, content, reader, now);
