@@ -19,6 +19,8 @@ pub type Overrides = BTreeMap<String, String>;
 
 /// Turns lanes on for a topic.
 pub const LANES: &str = "sealane.lanes";
+/// Lets consumers in lanes read a topic without lanes.
+pub const LANE_REFERENCE: &str = "sealane.lanes.reference";
 
 /// How a value is written, with Kafka's code for it (DescribeConfigs).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -211,6 +213,7 @@ impl TopicDefaults {
             timestamp_before_max_ms: number("message.timestamp.before.max.ms"),
             timestamp_after_max_ms: number("message.timestamp.after.max.ms"),
             lanes: text(LANES).eq_ignore_ascii_case("true"),
+            lane_reference: text(LANE_REFERENCE).eq_ignore_ascii_case("true"),
         }
     }
 }

@@ -286,6 +286,14 @@ pub const TOPIC_KEYS: &[TopicKey] = &[
         "Whether records of this topic may belong to lanes.",
     ),
     key(
+        "sealane.lanes.reference",
+        Kind::Boolean,
+        "false",
+        Rule::Any,
+        &[],
+        "Whether consumers in lanes read all of this topic while lanes are off for it; else nothing.",
+    ),
+    key(
         "segment.bytes",
         Kind::Int,
         "1073741824",

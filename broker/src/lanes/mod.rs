@@ -108,8 +108,7 @@ impl Lanes {
         partition: &Partition,
     ) -> Reading {
         let lane = self.lane_of(connection, client_id);
-        let lanes_on = partition.with_fold(|fold| fold.lanes.rules().has_lanes());
-        if (lane.is_none() && !lanes_on) || switches::view_filter_off() {
+        if is_plain(partition, lane.is_some()) {
             return Reading::Plain;
         }
         let client_id = client_id.unwrap_or("");
@@ -156,6 +155,15 @@ impl Lanes {
     pub fn ambiguous_groups(&self) -> Vec<(GroupId, GroupId)> {
         self.views.ambiguous()
     }
+}
+
+/// Whether no view is needed: the topic never had lanes, and the reader is in none or may read it all.
+fn is_plain(partition: &Partition, in_lane: bool) -> bool {
+    if switches::view_filter_off() {
+        return true;
+    }
+    let has_lanes = partition.with_fold(|fold| fold.lanes.rules().has_lanes());
+    !has_lanes && (!in_lane || partition.settings().lane_reference)
 }
 
 impl Role {

@@ -12,11 +12,10 @@ use kafka::{ErrorCode, GroupId, Offset, PartitionIndex, TopicName};
 use lane_core::name::split_group;
 
 use super::views::Member;
-use super::{Lanes, Reading, Role, show};
+use super::{Lanes, Reading, Role, is_plain, show};
 use crate::api::{LANE_ROUTER_NAME, Principal};
 use crate::coordinator::{Assignment, AssignmentObserver};
 use crate::partition::Partition;
-use crate::switches;
 
 impl AssignmentObserver for Lanes {
     /// A name with the suffix of a lane is that lane's, and only the lane-router speaks for it.
@@ -77,13 +76,14 @@ impl AssignmentObserver for Lanes {
     ) -> Option<Offset> {
         let Some(partition) = (self.owned.find)(topic, partition) else { return committed };
         let role = self.role(group);
+        let reading = reading_of(group, &role, &partition);
         let log_start = partition.watermarks().log_start;
         let from = match (&role, committed) {
-            (Role::Lane { .. }, None) => log_start,
+            (Role::Lane { .. }, None) if reading != Reading::Plain => log_start,
             (_, Some(at)) if at >= log_start => at,
             _ => return committed,
         };
-        let rounded = show::round_up(&partition, &reading_of(group, &role, &partition), from);
+        let rounded = show::round_up(&partition, &reading, from);
         Some(rounded.map_or(from, |to| to.max(from)))
     }
 
@@ -106,9 +106,8 @@ impl AssignmentObserver for Lanes {
 }
 
 fn reading_of(group: &GroupId, role: &Role, partition: &Partition) -> Reading {
-    let lanes_on = partition.with_fold(|fold| fold.lanes.rules().has_lanes());
-    if switches::view_filter_off() || (*role == Role::Baseline && !lanes_on) {
-        return Reading::Plain;
+    match is_plain(partition, *role != Role::Baseline) {
+        true => Reading::Plain,
+        false => Reading::View(role.view(group)),
     }
-    Reading::View(role.view(group))
 }

@@ -368,3 +368,7 @@ impl Part {
         }
     }
 }
+
+#[cfg(test)]
+#[path = "show_tests.rs"]
+mod tests;

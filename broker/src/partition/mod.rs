@@ -64,6 +64,8 @@ pub struct Settings {
     pub timestamp_after_max_ms: i64,
     /// `sealane.lanes`.
     pub lanes: bool,
+    /// `sealane.lanes.reference`: without lanes, a lane's consumers read all of it.
+    pub lane_reference: bool,
 }
 
 impl Default for Settings {
@@ -80,6 +82,7 @@ impl Default for Settings {
             timestamp_before_max_ms: i64::MAX,
             timestamp_after_max_ms: 3_600_000,
             lanes: false,
+            lane_reference: false,
         }
     }
 }

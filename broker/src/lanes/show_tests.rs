@@ -1,0 +1,194 @@
+//! Any log of mixed batches and cuts, read by any view in any steps, also after a restart: the reader is
+//! shown exactly the records that a plain reading of the log says are its own, in order, and reaches
+//! the high watermark.
+
+use std::collections::BTreeSet;
+use std::sync::{Arc, LazyLock};
+use std::time::Duration;
+
+use broker_store::{Memory, SegmentStore};
+use kafka::batch::Codec;
+use kafka::control::Marker;
+use kafka::record::{BatchBuilder, Records, unpack};
+use kafka::{GroupId, LeaderEpoch, PartitionIndex, TimestampMs, TopicId, TopicName};
+use lane_core::{Cut as LaneCut, Extractors, Lane};
+use proptest::prelude::*;
+use uuid::Uuid;
+
+use super::*;
+use crate::lanes::classify;
+use crate::partition::{Append, Durability, Flusher, OpenPartition, Settings};
+
+const NOW: TimestampMs = TimestampMs(1_000_000);
+const LANES: [&str; 3] = ["", "boe-a", "ppe-x"];
+
+#[derive(Clone, Debug)]
+enum Step {
+    /// One batch; each record is of the lane at this place of `LANES`, or (3) of no lane name.
+    Batch(Vec<usize>),
+    Activate,
+    Deactivate,
+}
+
+fn open(store: &Arc<dyn SegmentStore>, epoch: i32) -> Arc<Partition> {
+    static FLUSHER: LazyLock<Arc<Flusher>> =
+        LazyLock::new(|| Flusher::start(2, Duration::from_millis(1), 1 << 30).unwrap());
+    let open = OpenPartition {
+        topic: TopicName::parse("t").unwrap(),
+        topic_id: TopicId(Uuid::from_u128(7)),
+        index: PartitionIndex(0),
+        epoch: LeaderEpoch(epoch),
+        store: store.clone(),
+        durability: Durability::Os,
+        flusher: FLUSHER.clone(),
+        // Small, so that a log has several segments.
+        settings: Settings { segment_bytes: 1024, index_interval_bytes: 128, ..Settings::default() },
+        now: NOW,
+    };
+    open.open().unwrap()
+}
+
+/// A record in the log: its offset, its lane, and whether the lane was active for the group then.
+type Logged = (i64, usize, bool);
+
+fn write(partition: &Partition, steps: &[Step]) -> Vec<Logged> {
+    let list = Marker::Extractors(Extractors::standard().texts().to_vec());
+    mark(partition, &list);
+    let (mut logged, mut active) = (Vec::new(), false);
+    for step in steps {
+        match step {
+            Step::Batch(lanes) => {
+                let base = append(partition, lanes);
+                logged.extend(lanes.iter().enumerate().map(|(i, lane)| (base + i as i64, *lane, active)));
+            }
+            Step::Activate | Step::Deactivate => {
+                let (group, lane) = (GroupId::new("g"), Lane::parse("boe-a").unwrap());
+                let cut = LaneCut { group, lane, coordinator_epoch: 1, previous: None }.written();
+                active = matches!(step, Step::Activate);
+                mark(partition, &if active { Marker::LaneActivate(cut) } else { Marker::LaneDeactivate(cut) });
+            }
+        }
+    }
+    logged
+}
+
+fn mark(partition: &Partition, marker: &Marker) {
+    let always = |_: &broker_core::Fold| Ok::<(), ()>(());
+    partition.append_marker(marker, NOW, always).unwrap().unwrap();
+}
+
+fn append(partition: &Partition, lanes: &[usize]) -> i64 {
+    let codec = if lanes.len() % 2 == 0 { Codec::Lz4 } else { Codec::None };
+    let mut builder = BatchBuilder::new(Offset(0), NOW, codec);
+    for (i, lane) in lanes.iter().enumerate() {
+        let name = LANES.get(*lane).copied().unwrap_or("Not A Lane");
+        let header = ("x-lane", Some(name.as_bytes()));
+        builder.push(i as i32, 0, None, Some(b"some value of some length"), &[header]);
+    }
+    let batch = builder.build();
+    let by = partition.with_fold(|fold| fold.lanes.extractors());
+    let judged = classify::judge(&batch, by, None).unwrap();
+    let request =
+        Append { batch: &batch, lanes: judged.summary, judged_by: judged.by, now: NOW, urgent: false };
+    partition.append(request).unwrap().base_offset.0
+}
+
+fn reading(view: usize) -> Reading {
+    let group = || GroupId::new("g");
+    let lane = |name: &str| Lane::parse(name).unwrap();
+    match view {
+        0 => Reading::Plain,
+        1 => Reading::View(View::Baseline(group())),
+        2 => Reading::View(View::Lane(group(), lane("boe-a"))),
+        3 => Reading::View(View::Lane(group(), lane("ppe-x"))),
+        4 => Reading::View(View::NoGroup),
+        _ => Reading::View(View::WholeLane(lane("boe-a"))),
+    }
+}
+
+fn owns(view: usize, (_, lane, active): &Logged) -> bool {
+    match view {
+        0 => true,
+        1 => matches!(lane, 0 | 3) || (*lane == 1 && !active),
+        2 => *lane == 1 && *active,
+        3 => *lane == 2,
+        4 => *lane == 0,
+        _ => *lane == 1,
+    }
+}
+
+/// Offsets that are shown from `from` on, and where the reader ends.
+fn read(partition: &Partition, reading: &Reading, from: i64, max_bytes: usize) -> (Vec<i64>, i64) {
+    let rebuilt = Rebuilt::new(1 << 20);
+    let (mut at, mut offsets) = (from, Vec::new());
+    for _ in 0..10_000 {
+        let mut scan = Scan::new(Offset(at));
+        let shown = show(partition, reading, &mut scan, max_bytes, true, &rebuilt).unwrap();
+        let mut parts: Vec<Bytes> = Vec::new();
+        for part in shown.parts {
+            parts.push(match part {
+                Part::File(slice) => slice.bytes().unwrap(),
+                Part::Bytes(bytes) => bytes,
+            });
+        }
+        if parts.is_empty() {
+            parts.extend(scan.filler(partition.epoch));
+        }
+        let before = at;
+        for batch in parts.into_iter().flat_map(|bytes| Batch::split_all(bytes, true).unwrap()) {
+            assert!(!batch.header.is_control() && batch.header.next_offset().0 > at);
+            let section = unpack(&batch).unwrap();
+            for record in Records::new(&section, batch.header.record_count) {
+                let offset = batch.header.base_offset.0 + i64::from(record.unwrap().offset_delta);
+                offsets.extend((offset >= from).then_some(offset));
+            }
+            at = batch.header.next_offset().0;
+        }
+        if at == before {
+            return (offsets, at);
+        }
+    }
+    panic!("the reader goes round in circles at {at}")
+}
+
+fn step() -> impl Strategy<Value = Step> {
+    prop_oneof![
+        6 => proptest::collection::vec(0usize..4, 1..5).prop_map(Step::Batch),
+        3 => (0usize..4, 1usize..4).prop_map(|(lane, n)| Step::Batch(vec![lane; n])),
+        1 => Just(Step::Activate),
+        1 => Just(Step::Deactivate),
+    ]
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(64))]
+
+    #[test]
+    fn a_reader_is_shown_exactly_its_records_whatever_it_asks_and_restarts_change_nothing(
+        steps in proptest::collection::vec(step(), 1..40),
+        view in 0usize..6,
+        from in 0usize..60,
+        max_bytes in prop_oneof![Just(1usize), Just(300), Just(100_000)],
+    ) {
+        let store: Arc<dyn SegmentStore> = Arc::new(Memory::new());
+        let partition = open(&store, 1);
+        let logged = write(&partition, &steps);
+        let end = partition.watermarks().high_watermark.0;
+        let from = (from as i64).min(end);
+        let right: Vec<i64> =
+            logged.iter().filter(|r| r.0 >= from && owns(view, r)).map(|r| r.0).collect();
+        let before = read(&partition, &reading(view), from, max_bytes);
+        prop_assert_eq!(&before, &(right, end));
+
+        let rounded = round_up(&partition, &reading(view), Offset(from)).unwrap().0;
+        let skipped: BTreeSet<i64> = (from..rounded).collect();
+        prop_assert!(before.0.iter().all(|offset| !skipped.contains(offset)));
+        if matches!(view, 2 | 3 | 5) && before.0.is_empty() {
+            prop_assert_eq!(rounded, end);
+        }
+
+        partition.release(NOW);
+        let heir = open(&store, 2);
+        prop_assert_eq!(read(&heir, &reading(view), from, max_bytes), before);
+    }
+}
