@@ -65,6 +65,12 @@ pub enum Tell {
     Done(oneshot::Sender<()>),
 }
 
+/// A write that did not happen, and why.
+pub struct Unwritten {
+    pub code: ErrorCode,
+    pub then: Then,
+}
+
 /// The write queue of one shard.
 pub struct Journal {
     partition: Arc<Partition>,
@@ -91,18 +97,13 @@ impl Journal {
 
     /// Appends `entries` and queues `then`. An error gives it back: it is not written, or not wholly,
     /// which a reader of the log cannot tell from a crash in between.
-    pub fn write(
-        &mut self,
-        now: TimestampMs,
-        entries: &[Entry],
-        then: Then,
-    ) -> Result<(), (ErrorCode, Then)> {
+    pub fn write(&mut self, now: TimestampMs, entries: &[Entry], then: Then) -> Result<(), Box<Unwritten>> {
         match self.append_all(now, entries) {
             Ok(next) => {
                 self.writes.push_back((next, then));
                 Ok(())
             }
-            Err(code) => Err((code, then)),
+            Err(code) => Err(Box::new(Unwritten { code, then })),
         }
     }
 

@@ -60,7 +60,7 @@ struct Shard {
 enum Sent {
     Now,
     /// The inbox was full.
-    Waiting(mpsc::Sender<Message>, Message),
+    Waiting(mpsc::Sender<Message>, Box<Message>),
     Refused(ErrorCode),
 }
 
@@ -252,7 +252,7 @@ pub fn partition_of(group: &GroupId, count: usize) -> usize {
 fn send(shard: &Shard, message: Message) -> Sent {
     match shard.inbox.try_send(message) {
         Ok(()) => Sent::Now,
-        Err(mpsc::error::TrySendError::Full(message)) => Sent::Waiting(shard.inbox.clone(), message),
+        Err(mpsc::error::TrySendError::Full(message)) => Sent::Waiting(shard.inbox.clone(), Box::new(message)),
         Err(mpsc::error::TrySendError::Closed(_)) => Sent::Refused(ErrorCode::NotCoordinator),
     }
 }
@@ -261,7 +261,7 @@ async fn answered<T>(sent: Sent, answer: oneshot::Receiver<T>) -> Result<T, Erro
     match sent {
         Sent::Now => {}
         Sent::Waiting(inbox, message) => {
-            inbox.send(message).await.map_err(|_| ErrorCode::NotCoordinator)?;
+            inbox.send(*message).await.map_err(|_| ErrorCode::NotCoordinator)?;
         }
         Sent::Refused(error) => return Err(error),
     }

@@ -125,11 +125,10 @@ impl Shard {
         let stores = effects.iter().any(|effect| matches!(effect, Effect::Store(..)));
         self.act(id, effects);
         self.drop_if_void(id);
-        let then = Then::Left { codes, reply };
-        let written =
-            if stores { self.journal.write(now.wall, &[], then) } else { Err((ErrorCode::None, then)) };
-        if let Err((_, Then::Left { codes, reply })) = written {
+        if !stores {
             let _ = reply.send(Ok(codes));
+        } else if let Err(unwritten) = self.journal.write(now.wall, &[], Then::Left { codes, reply }) {
+            self.complete(unwritten.then, Err(unwritten.code));
         }
     }
 
@@ -164,22 +163,16 @@ impl Shard {
             (key, Some(Value::Offset(offset.clone())))
         };
         let writes: Vec<Write> = offsets.iter().map(|(key, offset)| write(key, offset)).collect();
-        let keys: Vec<TopicPartition> = offsets.iter().map(|(key, _)| key.clone()).collect();
-        let then = Then::Commit { group: id.clone(), offsets, reply };
+        if let Some(entry) = self.groups.get_mut(&id) {
+            for (key, _) in &offsets {
+                *entry.in_flight.entry(key.clone()).or_default() += 1;
+            }
+        }
         let now = self.now().wall;
-        match self.journal.write(now, &writes, then) {
-            Ok(()) => {
-                if let Some(entry) = self.groups.get_mut(&id) {
-                    for key in keys {
-                        *entry.in_flight.entry(key).or_default() += 1;
-                    }
-                }
-            }
-            Err((error, Then::Commit { reply, .. })) => {
-                let _ = reply.send(Err(error));
-                self.drop_if_void(&id);
-            }
-            Err(_) => {}
+        let then = Then::Commit { group: id.clone(), offsets, reply };
+        if let Err(unwritten) = self.journal.write(now, &writes, then) {
+            self.complete(unwritten.then, Err(unwritten.code));
+            self.drop_if_void(&id);
         }
     }
 
@@ -316,8 +309,8 @@ impl Shard {
             self.act(id, effects);
         }
         let now = self.now().wall;
-        if let Err((error, Then::Forget(forget))) = self.journal.write(now, &writes, Then::Forget(forget)) {
-            self.forgotten(forget, Err(error));
+        if let Err(unwritten) = self.journal.write(now, &writes, Then::Forget(forget)) {
+            self.complete(unwritten.then, Err(unwritten.code));
         }
     }
 

@@ -237,7 +237,7 @@ impl Shard {
         }
     }
 
-    fn complete(&mut self, then: Then, outcome: Result<(), ErrorCode>) {
+    pub(super) fn complete(&mut self, then: Then, outcome: Result<(), ErrorCode>) {
         match then {
             Then::Commit { group, offsets, reply } => {
                 if let Some(entry) = self.groups.get_mut(&group) {
@@ -326,8 +326,8 @@ impl Shard {
         let then = Then::Store { group: id.clone(), token, metadata };
         match self.journal.write(now.wall, &[entry], then) {
             Ok(()) => Vec::new(),
-            Err((error, _)) => match self.groups.get_mut(id) {
-                Some(entry) => entry.group.stored(now, token, Err(error)),
+            Err(unwritten) => match self.groups.get_mut(id) {
+                Some(entry) => entry.group.stored(now, token, Err(unwritten.code)),
                 None => Vec::new(),
             },
         }
