@@ -10,7 +10,8 @@ two records of one origin offset, origin offsets out of order.
   logread.py check DATA_DIR [--topic NAME]       only the line per partition
 
 A record line: {"topic", "p", "o": local offset, "origin": region uuid or null for this region,
-"oo": origin offset, "t", "k", "v", "h", "pid"}; a partition line: {"partition", "topic", "p",
+"oo": origin offset, "t", "k", "v", "h", "pid"}; then one line a lane cut: {"cut": "activate" or
+"deactivate", "topic", "p", "o", "group", "lane"}; a partition line: {"partition", "topic", "p",
 "start", "end", "records", "unit_bytes": bytes that came over a mirror, "markers": {type: count}}.
 """
 
@@ -159,6 +160,11 @@ class Cursor:
         self.at += struct.calcsize(">" + form)
         return values[0] if len(values) == 1 else values
 
+    def long_text(self):
+        length = self.take("i")
+        self.at += length
+        return bytes(self.data[self.at - length:self.at]).decode()
+
     def uuid(self):
         self.at += 16
         return str(uuid.UUID(bytes=bytes(self.data[self.at - 16:self.at])))
@@ -182,6 +188,15 @@ def mirror_marker(value):
     return marker
 
 
+def lane_cut(value):
+    """The value of a type 101 or 102 control record."""
+    c = Cursor(value)
+    version = c.take("h")
+    if version != 0:
+        raise Broken(f"lane cut of version {version}")
+    return {"group": c.long_text(), "lane": c.long_text()}
+
+
 # --- partitions --------------------------------------------------------------------------------
 
 class Partition:
@@ -193,6 +208,7 @@ class Partition:
         self.start = self.end = None
         self.seen = {}    # (origin, incarnation) -> next origin offset
         self.unit = None  # the marker whose batches are still to come
+        self.cuts = []    # lane cuts, in order
 
     def segments(self):
         names = sorted(name for name in os.listdir(self.path) if name.endswith(".log"))
@@ -244,6 +260,8 @@ class Partition:
         if batch.max_time != -1:
             raise Broken(f"{batch.where}: a marker with a timestamp")
         self.markers[kind] = self.markers.get(kind, 0) + 1
+        if kind in (ACTIVATE, DEACTIVATE):
+            self.cuts.append({"cut": NAMES[kind], "o": batch.base, **lane_cut(record.value)})
         if kind == MIRROR:
             unit = mirror_marker(record.value)
             at = (unit["origin"], unit["incarnation"])
@@ -299,6 +317,8 @@ def main():
                     "topic": part.topic, "p": part.number, "o": record.offset, "origin": origin,
                     "oo": origin_offset, "t": record.timestamp, "k": hexed(record.key),
                     "v": hexed(record.value), "h": [[n, hexed(v)] for n, v in record.headers], "pid": pid}))
+        for cut in part.cuts if args.action == "records" else []:
+            print(json.dumps({**cut, "topic": part.topic, "p": part.number}))
         print(json.dumps({
             "partition": part.path, "topic": part.topic, "p": part.number, "start": part.start, "end": part.end,
             "records": part.count, "unit_bytes": part.unit_bytes, "markers": {NAMES[kind]: n for kind, n in part.markers.items()}}))

@@ -37,10 +37,23 @@ pub struct PartitionLog {
     pub markers: BTreeMap<String, u64>,
 }
 
+/// From here on a lane's group owns, or no longer owns, the lane's records.
+#[derive(Clone, Debug)]
+pub struct Cut {
+    pub topic: String,
+    pub partition: i32,
+    pub offset: i64,
+    pub activate: bool,
+    pub group: String,
+    pub lane: String,
+}
+
 /// Everything in a region's log.
 #[derive(Clone, Debug, Default)]
 pub struct Log {
     pub records: Vec<Logged>,
+    /// In the order of each partition's log.
+    pub cuts: Vec<Cut>,
     pub partitions: Vec<PartitionLog>,
 }
 
@@ -57,6 +70,8 @@ pub fn read(data: &Path, topic: Option<&str>) -> Result<Log> {
     for line in running.lines() {
         if line.get("partition").is_some() {
             log.partitions.push(partition_of(&line)?);
+        } else if line.get("cut").is_some() {
+            log.cuts.push(cut_of(&line)?);
         } else {
             log.records.push(Logged {
                 topic: text(&line, "topic")?,
@@ -82,6 +97,18 @@ impl Log {
     pub fn markers(&self, topic: &str, kind: &str) -> u64 {
         let here = self.partitions.iter().filter(|partition| partition.topic == topic);
         here.filter_map(|partition| partition.markers.get(kind)).sum()
+    }
+
+    /// Whether a record of `lane` at this place is the lane's, for a base group: it lies in an interval from an
+    /// activate to the next deactivate.
+    pub fn is_lanes(&self, at: (&str, i32, i64), group: &str, lane: &str) -> bool {
+        let (topic, partition, offset) = at;
+        let before = self.cuts.iter().filter(|cut| {
+            (cut.topic.as_str(), cut.partition) == (topic, partition)
+                && (cut.group.as_str(), cut.lane.as_str()) == (group, lane)
+                && cut.offset <= offset
+        });
+        before.last().is_some_and(|cut| cut.activate)
     }
 
     /// (key, value, headers, timestamp) of what was produced here, by partition, in order.
@@ -141,6 +168,17 @@ fn partition_of(line: &Value) -> Result<PartitionLog> {
         end: line["end"].as_i64().unwrap_or(0),
         unit_bytes: line["unit_bytes"].as_u64().unwrap_or(0),
         markers: markers.iter().map(|(kind, n)| (kind.clone(), n.as_u64().unwrap_or(0))).collect(),
+    })
+}
+
+fn cut_of(line: &Value) -> Result<Cut> {
+    Ok(Cut {
+        topic: text(line, "topic")?,
+        partition: number(line, "p")? as i32,
+        offset: number(line, "o")?,
+        activate: line["cut"] == "activate",
+        group: text(line, "group")?,
+        lane: text(line, "lane")?,
     })
 }
 
