@@ -8,7 +8,7 @@
 use std::any::Any;
 use std::net::SocketAddr;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant, SystemTime};
 
 use bytes::{Bytes, BytesMut};
@@ -333,23 +333,19 @@ async fn write_data(
     traffic: Arc<Traffic>,
     events: mpsc::Sender<NetEvent>,
 ) {
-    let mut begun = false;
-    while let Some(unit) = units.recv().await {
-        room.notify_one();
-        let bytes = unit.encode();
-        let len = bytes.len() as u64;
-        let written = async {
-            if !begun {
-                put(&mut stream, Bytes::from_static(&[TAG_DATA])).await?;
-                begun = true;
-            }
-            put(&mut stream, bytes).await
-        };
-        if let Err(reason) = written.await {
-            let _ = events.send(NetEvent::Closed(reason)).await;
-            return;
+    let work = async {
+        put(&mut stream, Bytes::from_static(&[TAG_DATA])).await?;
+        while let Some(unit) = units.recv().await {
+            room.notify_one();
+            let bytes = unit.encode();
+            let len = bytes.len() as u64;
+            put(&mut stream, bytes).await?;
+            traffic.sent.fetch_add(len, Ordering::Relaxed);
         }
-        traffic.sent.fetch_add(len, Ordering::Relaxed);
+        Ok::<(), String>(())
+    };
+    if let Err(reason) = work.await {
+        let _ = events.send(NetEvent::Closed(reason)).await;
     }
 }
 
@@ -368,26 +364,38 @@ async fn accept_streams(
     events: mpsc::Sender<NetEvent>,
 ) {
     let mut readers = JoinSet::new();
-    let mut control = false;
-    let reason = loop {
-        let mut stream = match connection.accept_uni().await {
-            Ok(stream) => stream,
+    let has_control = Arc::new(AtomicBool::new(false));
+    // Each in its own task: the tag of one stream may come after the data of the next.
+    let end = loop {
+        match connection.accept_uni().await {
+            Ok(stream) => {
+                readers.spawn(read_stream(stream, has_control.clone(), traffic.clone(), events.clone()));
+            }
             Err(error) => break explain(&error),
-        };
-        let mut tag = [0];
-        match (timeout(HANDSHAKE, stream.read_exact(&mut tag)).await, tag[0]) {
-            (Ok(Ok(())), TAG_CONTROL) if !control => {
-                control = true;
-                readers.spawn(read_control(stream, events.clone()));
-            }
-            (Ok(Ok(())), TAG_DATA) => {
-                readers.spawn(read_data(stream, traffic.clone(), events.clone()));
-            }
-            (Ok(Ok(())), other) => break format!("the peer opened a stream of kind {other}"),
-            (Ok(Err(_)) | Err(_), _) => break "the peer opened a stream and said nothing on it".to_owned(),
         }
     };
-    let _ = events.send(NetEvent::Closed(reason)).await;
+    let _ = events.send(NetEvent::Closed(end)).await;
+}
+
+async fn read_stream(
+    mut stream: quinn::RecvStream,
+    has_control: Arc<AtomicBool>,
+    traffic: Arc<Traffic>,
+    events: mpsc::Sender<NetEvent>,
+) {
+    let mut tag = [0];
+    let garbage = match (timeout(HANDSHAKE, stream.read_exact(&mut tag)).await, tag[0]) {
+        (Ok(Ok(())), TAG_CONTROL) if !has_control.swap(true, Ordering::Relaxed) => {
+            return read_control(stream, events).await;
+        }
+        (Ok(Ok(())), TAG_DATA) => return read_data(stream, traffic, events).await,
+        (Ok(Ok(())), TAG_CONTROL) => "the peer opened a second control stream".to_owned(),
+        (Ok(Ok(())), other) => format!("the peer opened a stream of kind {other}"),
+        // The connection's own end is reported by `accept_streams`.
+        (Ok(Err(_)), _) => return,
+        (Err(_), _) => "the peer opened a stream and said nothing on it".to_owned(),
+    };
+    let _ = events.send(NetEvent::Garbage(garbage)).await;
 }
 
 async fn read_control(stream: quinn::RecvStream, events: mpsc::Sender<NetEvent>) {

@@ -346,10 +346,13 @@ async fn nothing_remote_fences_a_local_producer() {
     for n in 0..3 {
         assert_eq!(w.try_produce("t", 0, idempotent(&format!("w{n}"), 2, n)).await, 0);
     }
-    let there = eventually(async || e.log_end("t", 0).await >= 6);
-    assert!(there.await);
-    let (records, _) = e.fetch("t", 0, 0).await.unwrap();
-    let batches = kafka::Batch::split_all(records, true).unwrap();
+    let mut batches = Vec::new();
+    let there = eventually(async || {
+        let (records, _) = e.fetch("t", 0, 0).await.unwrap();
+        batches = kafka::Batch::split_all(records, true).unwrap();
+        batches.len() == 6
+    });
+    assert!(there.await, "{batches:?}");
     let (own, copied): (Vec<_>, Vec<_>) = batches.iter().partition(|b| b.header.producer_id.0 == 7);
     assert_eq!((own.len(), copied.len()), (3, 3));
     for batch in copied {
@@ -366,7 +369,8 @@ async fn topics_follow_with_configuration_and_partitions() {
     let (e, w) = (east.client().await, west.client().await);
     e.create("t", 2, &[("retention.ms", "86400000")]).await;
     e.produce("t", 1, "one").await;
-    w.wait_for("t", 1, 1).await;
+    let there = eventually(async || w.values("t", 1).await.len() == 1);
+    assert!(there.await, "{:?} {:?}", west.link("east"), east.link("west"));
     let retention = async || describe(&w, "t", "retention.ms").await;
     assert_eq!(retention().await, "86400000");
     e.grow("t", 4).await;
