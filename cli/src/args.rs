@@ -229,7 +229,7 @@ pub enum Topic {
     /// List the topics
     List(TopicList),
     /// Show a topic's partitions and configuration
-    Describe(Named),
+    Describe(TopicDescribe),
     /// Change a topic's configuration, or give it more partitions
     Alter(TopicAlter),
     /// Delete a topic and its records
@@ -256,6 +256,18 @@ pub struct TopicList {
     /// Also topics that the broker keeps for itself
     #[arg(long)]
     pub internal: bool,
+    #[command(flatten)]
+    pub server: Server,
+    #[command(flatten)]
+    pub output: Output,
+}
+
+#[derive(Debug, Args)]
+pub struct TopicDescribe {
+    pub name: String,
+    /// Also configuration that is at its default
+    #[arg(long)]
+    pub all: bool,
     #[command(flatten)]
     pub server: Server,
     #[command(flatten)]

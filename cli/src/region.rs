@@ -34,11 +34,18 @@ impl Region {
     /// The region's control service.
     pub async fn control(&self) -> anyhow::Result<control::Client> {
         let address = self.control_address().await?;
-        let tls = match (&self.server.tls_ca, &self.server.tls_cert, &self.server.tls_key) {
-            (Some(ca), Some(cert), Some(key)) => Some(TlsPaths { ca, cert, key }),
-            _ => None,
+        let Some(address) = address.strip_prefix("https://") else {
+            return Ok(control::connect(&address, None).await?);
         };
-        Ok(control::connect(&address, tls).await?)
+        match (&self.server.tls_ca, &self.server.tls_cert, &self.server.tls_key) {
+            (Some(ca), Some(cert), Some(key)) => {
+                Ok(control::connect(address, Some(TlsPaths { ca, cert, key })).await?)
+            }
+            _ => bail!(
+                "the control service at {address} wants a certificate: give --tls-ca, --tls-cert and --tls-key (those \
+                 of `sealane local` are in the folder tls of its data directory)"
+            ),
+        }
     }
 
     async fn control_address(&self) -> anyhow::Result<String> {

@@ -12,7 +12,7 @@ use kafka::messages::incremental_alter_configs_request::{
 use kafka_client::ClientError;
 use serde::Serialize;
 
-use crate::args::{Named, Topic, TopicAlter, TopicCreate, TopicList};
+use crate::args::{Named, Topic, TopicAlter, TopicCreate, TopicDescribe, TopicList};
 use crate::output::{Table, show};
 use crate::region::{Config, EARLIEST, LATEST, Region, TOPIC_RESOURCE, text};
 
@@ -105,7 +105,7 @@ struct Partition {
     log_end: i64,
 }
 
-async fn describe(args: Named) -> anyhow::Result<()> {
+async fn describe(args: TopicDescribe) -> anyhow::Result<()> {
     let region = Region::new(&args.server)?;
     let topic = region.kafka.topic(&args.name, false).await?;
     let indexes: Vec<i32> = topic.partitions.iter().map(|partition| partition.index).collect();
@@ -126,11 +126,11 @@ async fn describe(args: Named) -> anyhow::Result<()> {
         partitions: topic.partitions.iter().map(partition).collect(),
         configs,
     };
-    show(args.output.output, &described, || description(&described))?;
+    show(args.output.output, &described, || description(&described, args.all))?;
     Ok(())
 }
 
-fn description(topic: &Described) -> String {
+fn description(topic: &Described, all: bool) -> String {
     let mut table = Table::new(&["PARTITION", "LEADER", "EPOCH", "LOG START", "LOG END"]);
     for partition in &topic.partitions {
         table.row([
@@ -143,12 +143,14 @@ fn description(topic: &Described) -> String {
     }
     let mut out = format!("topic {}  id {}\n\n{}", topic.name, topic.id, table.text());
     let mut configs = Table::new(&["CONFIG", "VALUE", "SET"]);
-    for config in &topic.configs {
+    for config in topic.configs.iter().filter(|config| all || !config.is_default) {
         let set = if config.is_default { "default" } else { "here" };
         configs.row([config.name.clone(), config.value.clone().unwrap_or_default(), set.to_owned()]);
     }
-    out.push('\n');
-    out.push_str(&configs.text());
+    out.push_str(&match configs.is_empty() {
+        true => "\nall configuration is at its default (--all shows it)\n".to_owned(),
+        false => format!("\n{}", configs.text()),
+    });
     out
 }
 

@@ -192,9 +192,12 @@ fn broker_values(ctx: &Ctx) -> BrokerValues {
     }
 }
 
+/// `https://` before it says that the service speaks TLS.
 fn control_address(config: &crate::config::Config) -> String {
     let told = !config.control_advertised.is_empty();
-    if told { config.control_advertised.clone() } else { config.control_bind.clone() }
+    let address = if told { &config.control_advertised } else { &config.control_bind };
+    let scheme = if config.control_tls.is_some() { "https://" } else { "" };
+    format!("{scheme}{address}")
 }
 
 /// AlterConfigs: a resource's settings are replaced by what is named.
