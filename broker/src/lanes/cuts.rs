@@ -31,13 +31,18 @@ pub struct Place {
 pub struct Cuts {
     owned: Owned,
     started: Instant,
-    keeper: Mutex<CutKeeper<Place>>,
-    /// What each lane's group holds, by the names that assignments carry.
-    held: Mutex<BTreeMap<(GroupId, Lane), Held>>,
+    inner: Mutex<Inner>,
     /// Rises with every answer.
     answered: watch::Sender<u64>,
     /// The keeper has a new deadline.
     wake: Notify,
+}
+
+/// What is decided together: a listing must never bring an older assignment back.
+struct Inner {
+    keeper: CutKeeper<Place>,
+    /// What each lane's group holds, by the names that assignments carry.
+    held: BTreeMap<(GroupId, Lane), Held>,
 }
 
 type Held = BTreeSet<(TopicName, PartitionIndex)>;
@@ -52,8 +57,10 @@ impl Cuts {
         Arc::new(Cuts {
             owned,
             started: Instant::now(),
-            keeper: Mutex::new(CutKeeper::new(epoch, grace.as_millis() as u64)),
-            held: Mutex::default(),
+            inner: Mutex::new(Inner {
+                keeper: CutKeeper::new(epoch, grace.as_millis() as u64),
+                held: BTreeMap::new(),
+            }),
             answered: watch::Sender::new(0),
             wake: Notify::new(),
         })
@@ -67,9 +74,10 @@ impl Cuts {
                 self.reconcile();
                 list_at = Instant::now() + LIST_EVERY;
             }
-            let asks = self.keeper.lock().tick(self.now());
+            let asks = self.inner.lock().keeper.tick(self.now());
             self.send(asks);
-            let next = self.keeper.lock().next_tick().map(|ms| self.started + Duration::from_millis(ms));
+            let next =
+                self.inner.lock().keeper.next_tick().map(|ms| self.started + Duration::from_millis(ms));
             let until = next.map_or(list_at, |at| at.min(list_at));
             tokio::select! {
                 () = tokio::time::sleep_until(until) => {}
@@ -90,19 +98,22 @@ impl Cuts {
     ) -> impl Future<Output = Result<(), ErrorCode>> + Send + use<> {
         let places = self.places(&held);
         let key = (group.clone(), lane.clone());
-        if held.is_empty() {
-            self.held.lock().remove(&key);
-        } else {
-            self.held.lock().insert(key.clone(), held);
-        }
-        let asks = self.keeper.lock().assign(group, lane, &places, clean, self.now());
+        let asks = {
+            let mut inner = self.inner.lock();
+            if held.is_empty() {
+                inner.held.remove(&key);
+            } else {
+                inner.held.insert(key.clone(), held);
+            }
+            inner.keeper.assign(group, lane, &places, clean, self.now())
+        };
         self.send(asks);
         self.wake.notify_one();
         let cuts = self.clone();
         async move {
             let (group, lane) = key;
             let mut answered = cuts.answered.subscribe();
-            let ready = answered.wait_for(|_| cuts.keeper.lock().ready(&group, &lane));
+            let ready = answered.wait_for(|_| cuts.inner.lock().keeper.ready(&group, &lane));
             match tokio::time::timeout(READY_MAX, ready).await {
                 Ok(Ok(_)) => Ok(()),
                 Ok(Err(_)) | Err(_) => {
@@ -116,38 +127,38 @@ impl Cuts {
     /// Compares what the logs say with what is assigned: what is assigned but closed is activated
     /// again, what is open and unknown goes into grace.
     pub fn reconcile(self: &Arc<Self>) {
-        let mut asks = Vec::new();
         let all = (self.owned.all)();
         let live: BTreeSet<(TopicName, TopicId)> =
             all.iter().map(|p| (p.topic.clone(), p.topic_id)).collect();
-        let gone = |place: &Place| !live.contains(&(place.topic.clone(), place.topic_id));
-        self.keeper.lock().forget(gone);
-        for partition in &all {
-            let rules = partition.with_fold(|fold| fold.lanes.rules());
-            let place = Place::of(partition);
+        let listings: Vec<_> =
+            all.iter().map(|p| (Place::of(p), p.with_fold(|fold| fold.lanes.rules()))).collect();
+        let mut asks = Vec::new();
+        let mut inner = self.inner.lock();
+        let Inner { keeper, held } = &mut *inner;
+        keeper.forget(|place| !live.contains(&(place.topic.clone(), place.topic_id)));
+        for (place, rules) in &listings {
             for (group, lane, known) in rules.group_lanes() {
                 let open = known.open().is_some();
-                let now = self.now();
-                asks.extend(self.keeper.lock().listed(group, lane, &place, known.last_marker, open, now));
+                asks.extend(keeper.listed(group, lane, place, known.last_marker, open, self.now()));
             }
         }
-        let held = self.held.lock().clone();
-        for ((group, lane), held) in &held {
+        for ((group, lane), held) in held.iter() {
             let places = self.places(held);
-            asks.extend(self.keeper.lock().assign(group, lane, &places, false, self.now()));
+            asks.extend(keeper.assign(group, lane, &places, false, self.now()));
         }
+        drop(inner);
         self.send(asks);
     }
 
     /// Deactivates whatever is open of a lane; ready when nothing is, durably.
     pub async fn close_lane(self: &Arc<Self>, lane: &Lane) -> Result<(), CloseError> {
-        self.held.lock().retain(|(_, l), _| l != lane);
+        self.inner.lock().held.retain(|(_, l), _| l != lane);
         self.reconcile();
-        let asks = self.keeper.lock().close_lane(lane, self.now());
+        let asks = self.inner.lock().keeper.close_lane(lane, self.now());
         self.send(asks);
         self.wake.notify_one();
         let mut answered = self.answered.subscribe();
-        let closed = answered.wait_for(|_| !self.keeper.lock().lane_busy(lane));
+        let closed = answered.wait_for(|_| !self.inner.lock().keeper.lane_busy(lane));
         match tokio::time::timeout(READY_MAX, closed).await {
             Ok(Ok(_)) => Ok(()),
             Ok(Err(_)) | Err(_) => Err(CloseError(lane.clone())),
@@ -156,8 +167,8 @@ impl Cuts {
 
     /// Whether the group's members of this lane hold the partition now.
     pub fn is_held(&self, group: &GroupId, lane: &Lane, topic: &TopicName, index: PartitionIndex) -> bool {
-        let held = self.held.lock();
-        held.get(&(group.clone(), lane.clone())).is_some_and(|h| h.contains(&(topic.clone(), index)))
+        let inner = self.inner.lock();
+        inner.held.get(&(group.clone(), lane.clone())).is_some_and(|h| h.contains(&(topic.clone(), index)))
     }
 
     fn now(&self) -> u64 {
@@ -218,7 +229,7 @@ impl Cuts {
     fn take_answer(self: &Arc<Self>, ask: &Ask<Place>, answer: CutAnswer) {
         let now = self.now();
         let asks = {
-            let mut keeper = self.keeper.lock();
+            let keeper = &mut self.inner.lock().keeper;
             keeper.answered(&ask.cut.group, &ask.cut.lane, &ask.partition, ask.kind, answer, now)
         };
         self.answered.send_modify(|n| *n += 1);

@@ -162,7 +162,7 @@ fn is_plain(partition: &Partition, in_lane: bool) -> bool {
     if switches::view_filter_off() {
         return true;
     }
-    let has_lanes = partition.with_fold(|fold| fold.lanes.rules().has_lanes());
+    let has_lanes = partition.with_fold(|fold| fold.lanes.has_lanes());
     !has_lanes && (!in_lane || partition.settings().lane_reference)
 }
 

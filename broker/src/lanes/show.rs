@@ -104,17 +104,16 @@ pub fn show(
     rebuilt: &Rebuilt,
 ) -> Result<Shown, ReadError> {
     scan.is_read_by(reading);
-    let mut watermarks = partition.watermarks();
-    let nothing = |watermarks| Shown { parts: Vec::new(), len: 0, watermarks };
-    if *reading == Reading::Wait {
-        return Ok(nothing(watermarks));
-    }
+    let mut watermarks = None;
     for _ in 0..ROUNDS_MAX {
+        if *reading == Reading::Wait {
+            break;
+        }
         if !skip_to_lane(partition, reading, scan)? {
             break;
         }
         let outcome = partition.read(scan.scanned, max_bytes, at_least_one, ReadUpTo::HighWatermark)?;
-        watermarks = outcome.watermarks;
+        watermarks = Some(outcome.watermarks);
         if outcome.slice.is_none() {
             if outcome.next <= scan.scanned {
                 break;
@@ -122,15 +121,20 @@ pub fn show(
             scan.scanned = outcome.next;
             continue;
         }
-        let rules = rules_for(partition, scan.scanned)?;
-        let parts = Cut { partition, reading, rules: &rules, rebuilt }.parts(&outcome)?;
+        let viewed = match reading {
+            Reading::View(view) => Some((view, rules_for(partition, scan.scanned)?)),
+            Reading::Plain | Reading::Wait => None,
+        };
+        let viewed = viewed.as_ref().map(|(view, rules)| (*view, &**rules));
+        let parts = Cut { partition, viewed, rebuilt }.parts(&outcome)?;
         let len = parts.iter().map(Part::byte_len).sum();
         if len > 0 {
-            return Ok(Shown { parts, len, watermarks });
+            return Ok(Shown { parts, len, watermarks: outcome.watermarks });
         }
         scan.scanned = outcome.next;
     }
-    Ok(nothing(watermarks))
+    let watermarks = watermarks.unwrap_or_else(|| partition.watermarks());
+    Ok(Shown { parts: Vec::new(), len: 0, watermarks })
 }
 
 /// The rules for records at and above `from`. Retention forgets rules with the records they judge, so
@@ -264,8 +268,8 @@ fn is_hidden(reading: &Reading, rules: &LaneRules, entry: &BatchEntry) -> bool {
 /// Cutting one read.
 struct Cut<'a> {
     partition: &'a Partition,
-    reading: &'a Reading,
-    rules: &'a LaneRules,
+    /// `None`: everything but markers is shown.
+    viewed: Option<(&'a View, &'a LaneRules)>,
     rebuilt: &'a Rebuilt,
 }
 
@@ -284,10 +288,10 @@ impl Cut<'_> {
             let middle = match self.middle(entry, slice)? {
                 Middle::Keep => continue,
                 Middle::Cut => None,
-                Middle::Replace(bytes) => Some(bytes),
+                Middle::Replace(part) => Some(part),
             };
             self.between(slice, at, from, &mut parts);
-            parts.extend(middle.map(Part::Bytes));
+            parts.extend(middle);
             at = to;
         }
         self.between(slice, at, end, &mut parts);
@@ -296,33 +300,27 @@ impl Cut<'_> {
 
     /// Batches without an entry are plain: baseline records alone.
     fn between(&self, slice: &Slice, from: u64, to: u64, parts: &mut Vec<Part>) {
-        let sees_plain = match self.reading {
-            Reading::Plain => true,
-            Reading::View(view) => view.sees_baseline(),
-            Reading::Wait => false,
-        };
+        let sees_plain = self.viewed.is_none_or(|(view, _)| view.sees_baseline());
         if sees_plain && from < to {
             parts.push(Part::File(slice.part(from, to)));
         }
     }
 
     fn middle(&self, entry: &BatchEntry, slice: &Slice) -> Result<Middle, ReadError> {
-        let (summary, view) = match (&entry.kind, self.reading) {
+        let (summary, (view, rules)) = match (&entry.kind, self.viewed) {
             (BatchKind::Marker { .. }, _) => return Ok(Middle::Cut),
-            (BatchKind::Lanes(_), Reading::Plain) => return Ok(Middle::Keep),
-            (BatchKind::Lanes(_), Reading::Wait) => return Ok(Middle::Cut),
-            (BatchKind::Lanes(summary), Reading::View(view)) => (summary, view),
+            (BatchKind::Lanes(_), None) => return Ok(Middle::Keep),
+            (BatchKind::Lanes(summary), Some(viewed)) => (summary, viewed),
         };
-        match self.rules.showing(view, summary, entry.base) {
+        match rules.showing(view, summary, entry.base) {
             // A reader of one lane alone does not see what lies between, so its batches are named.
             Showing::Visible if !view.sees_baseline() => {
                 let from = u64::from(entry.position);
-                let part = slice.part(from, from + u64::from(entry.length));
-                Ok(Middle::Replace(part.bytes()?))
+                Ok(Middle::Replace(Part::File(slice.part(from, from + u64::from(entry.length)))))
             }
             Showing::Visible => Ok(Middle::Keep),
             Showing::Hidden => Ok(Middle::Cut),
-            Showing::Mixed => self.rebuild(entry, slice, summary, view),
+            Showing::Mixed => self.rebuild(entry, slice, summary, view, rules),
         }
     }
 
@@ -332,17 +330,18 @@ impl Cut<'_> {
         slice: &Slice,
         summary: &LaneSummary,
         view: &View,
+        rules: &LaneRules,
     ) -> Result<Middle, ReadError> {
-        let key = RebuiltKey::new(self.partition, entry.base, self.rules, summary, view);
+        let key = RebuiltKey::new(self.partition, entry.base, rules, summary, view);
         if let Some(bytes) = key.as_ref().and_then(|key| self.rebuilt.find(key)) {
-            return Ok(Middle::Replace(bytes));
+            return Ok(Middle::Replace(Part::Bytes(bytes)));
         }
         let from = u64::from(entry.position);
         let mut bytes = slice.part(from, from + u64::from(entry.length)).bytes()?;
         let damaged = |error| ReadError::Damaged { position: from, error };
         let batch = Batch::split_first(&mut bytes, false).map_err(damaged)?;
-        let judge = summary.judged_by().cloned().unwrap_or_else(|| self.rules.extractors_at(entry.base));
-        let seen = |lane: &_| self.rules.sees(view, lane, entry.base);
+        let judge = summary.judged_by().cloned().unwrap_or_else(|| rules.extractors_at(entry.base));
+        let seen = |lane: &_| rules.sees(view, lane, entry.base);
         let kept = lane_core::batch::filter(&batch, &judge, seen).map_err(damaged)?;
         if kept.header.record_count == 0 {
             return Ok(Middle::Cut);
@@ -350,14 +349,14 @@ impl Cut<'_> {
         if let Some(key) = key {
             self.rebuilt.keep(key, kept.bytes.clone());
         }
-        Ok(Middle::Replace(kept.bytes))
+        Ok(Middle::Replace(Part::Bytes(kept.bytes)))
     }
 }
 
 enum Middle {
     Keep,
     Cut,
-    Replace(Bytes),
+    Replace(Part),
 }
 
 impl Part {

@@ -65,7 +65,10 @@ fn write(partition: &Partition, steps: &[Step]) -> Vec<Logged> {
                 let (group, lane) = (GroupId::new("g"), Lane::parse("boe-a").unwrap());
                 let cut = LaneCut { group, lane, coordinator_epoch: 1, previous: None }.written();
                 active = matches!(step, Step::Activate);
-                mark(partition, &if active { Marker::LaneActivate(cut) } else { Marker::LaneDeactivate(cut) });
+                mark(
+                    partition,
+                    &if active { Marker::LaneActivate(cut) } else { Marker::LaneDeactivate(cut) },
+                );
             }
         }
     }
@@ -78,7 +81,7 @@ fn mark(partition: &Partition, marker: &Marker) {
 }
 
 fn append(partition: &Partition, lanes: &[usize]) -> i64 {
-    let codec = if lanes.len() % 2 == 0 { Codec::Lz4 } else { Codec::None };
+    let codec = if lanes.len().is_multiple_of(2) { Codec::Lz4 } else { Codec::None };
     let mut builder = BatchBuilder::new(Offset(0), NOW, codec);
     for (i, lane) in lanes.iter().enumerate() {
         let name = LANES.get(*lane).copied().unwrap_or("Not A Lane");

@@ -126,7 +126,7 @@ impl Lanes {
     }
 
     fn partitions_with_lanes(&self) -> Vec<Arc<Partition>> {
-        let has_lanes = |p: &Arc<Partition>| p.with_fold(|fold| fold.lanes.rules().has_lanes());
+        let has_lanes = |p: &Arc<Partition>| p.with_fold(|fold| fold.lanes.has_lanes());
         (self.owned.all)().into_iter().filter(has_lanes).collect()
     }
 }

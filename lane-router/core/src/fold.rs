@@ -142,6 +142,11 @@ impl LaneFold {
         self.rules.clone()
     }
 
+    /// See [`LaneRules::has_lanes`].
+    pub fn has_lanes(&self) -> bool {
+        self.rules.has_lanes()
+    }
+
     /// Whether a cut may be appended now. The caller appends the marker before anything else.
     pub fn check(&self, cut: &Cut) -> Result<(), CutRefused> {
         let known = self.rules.group_lane(&cut.group, &cut.lane);

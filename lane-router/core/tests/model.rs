@@ -6,6 +6,8 @@
 //! while a lane was served its assignment is the lane's. Each twin switches one mechanism off and must
 //! fail.
 
+#![allow(clippy::unwrap_used)]
+
 use std::collections::{BTreeMap, BTreeSet};
 
 use kafka::{GroupId, Offset};
