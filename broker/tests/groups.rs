@@ -1,5 +1,7 @@
 //! One broker on loopback, asked in the raw protocol: what clients and tools see of groups.
 
+#![allow(clippy::unwrap_used)]
+
 use std::path::Path;
 use std::time::Duration;
 

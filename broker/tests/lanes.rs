@@ -3,6 +3,8 @@
 //! The lane's clients speak as the lane-router would: on the internal listener, under its certificate,
 //! with its form of client ids and group ids.
 
+#![allow(clippy::unwrap_used)]
+
 use std::collections::BTreeSet;
 use std::path::Path;
 use std::time::{Duration, Instant};

@@ -3,6 +3,8 @@
 //!
 //! `UPDATE_CORPUS=1` writes the seeds again. A finding of the fuzzer is kept by adding its file.
 
+#![allow(clippy::unwrap_used)]
+
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};

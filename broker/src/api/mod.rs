@@ -25,7 +25,7 @@ use bytes::{Bytes, BytesMut};
 use futures_util::future::BoxFuture;
 use kafka::fetch::RecordBytes;
 use kafka::frame::RequestHeader;
-use kafka::{ErrorCode, api};
+use kafka::api;
 use kafka_protocol::protocol::Encodable;
 use lane_core::Lane;
 use lane_core::name::forwarded_lane;
@@ -112,10 +112,6 @@ impl Body {
     pub fn len(&self) -> usize {
         self.0.iter().map(Piece::byte_len).sum()
     }
-
-    pub fn is_empty(&self) -> bool {
-        self.len() == 0
-    }
 }
 
 impl Answer {
@@ -196,7 +192,6 @@ fn refuse(ctx: &Ctx, header: &RequestHeader) -> Option<Answer> {
 /// Common names of the internal services' certificates.
 pub const MIRROR_NAME: &str = "sealane-mirror";
 pub const LANE_ROUTER_NAME: &str = "sealane-lane-router";
-pub const CONTROL_NAME: &str = "sealane-control";
 
 impl Ctx {
     /// The private keys are for the mirror, on the internal listener.
@@ -220,12 +215,6 @@ impl ConnectionInfo {
     fn is_internal(&self, name: &str) -> bool {
         self.listener.internal && matches!(&self.principal, Principal::Certificate(cn) if &**cn == name)
     }
-}
-
-/// The same error for every way an answer can carry one code: used where a whole request fails.
-pub fn storage_error(error: &impl std::fmt::Display) -> ErrorCode {
-    tracing::warn!(%error, "storage refused a request");
-    ErrorCode::KafkaStorageError
 }
 
 /// The frame head of an answer: length, then response header.

@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use broker::config::{ListenerConfig, Storage};
+use broker::partition::ReadUpTo;
 use bytes::Bytes;
 use chassis::ServiceHandle;
 use chassis::certs::CertificateDir;
@@ -33,7 +34,7 @@ pub struct Region {
     ports: [u16; 2],
     tls: TlsFiles,
     mirror_tls: TlsFiles,
-    pub broker: Option<ServiceHandle>,
+    pub broker: Option<(ServiceHandle, broker::service::Running)>,
     pub mirror: Option<(ServiceHandle, mirror::Running)>,
     /// UDP port of the mirror.
     pub udp: u16,
@@ -96,12 +97,14 @@ impl Region {
             ..broker::Config::default()
         };
         let handle = ServiceHandle::standalone("broker");
-        broker::service::start(config, handle.clone()).await.unwrap();
-        self.broker = Some(handle);
+        let running = broker::service::start(config, handle.clone()).await.unwrap();
+        self.broker = Some((handle, running));
     }
 
     pub async fn stop_broker(&mut self) {
-        self.broker.take().expect("runs").drain(Duration::from_secs(20)).await.unwrap();
+        let (handle, running) = self.broker.take().expect("runs");
+        drop(running);
+        handle.drain(Duration::from_secs(20)).await.unwrap();
     }
 
     pub fn link_to(&self, peer: &Region) -> LinkConfig {
@@ -157,6 +160,18 @@ impl Region {
 
     pub fn metrics(&self) -> String {
         self.mirror.as_ref().expect("runs").0.metrics().render()
+    }
+
+    /// Every batch of a partition as the log holds it, markers and hidden records too.
+    pub fn raw(&self, topic: &str, partition: i32) -> Vec<Batch> {
+        let (_, running) = self.broker.as_ref().expect("runs");
+        let Some(partition) = running.broker.partition(topic, partition) else { return Vec::new() };
+        let (mut at, mut batches) = (Offset(0), Vec::new());
+        while let Some(slice) = partition.read(at, 1 << 20, true, ReadUpTo::HighWatermark).unwrap().slice {
+            batches.extend(Batch::split_all(slice.bytes().unwrap(), true).unwrap());
+            at = batches.last().expect("a slice holds a batch").header.next_offset();
+        }
+        batches
     }
 
     /// The durable notes, asked as the mirror would.
@@ -290,7 +305,7 @@ impl Client {
     }
 }
 
-fn records_of(batch: &Batch) -> Vec<Seen> {
+pub fn records_of(batch: &Batch) -> Vec<Seen> {
     let section = unpack(batch).unwrap();
     Records::new(&section, batch.header.record_count)
         .map(|record| {
