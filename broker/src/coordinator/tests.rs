@@ -10,6 +10,7 @@ use broker_core::group::{
 };
 use broker_core::offsets_log::CommittedOffset;
 use broker_store::segment::Memory;
+use broker_store::{Faults, Flaky};
 use bytes::Bytes;
 use futures_util::future::BoxFuture;
 use kafka::{ErrorCode as E, GroupId, LeaderEpoch, Offset, PartitionIndex, TimestampMs, TopicId, TopicName};
@@ -80,7 +81,7 @@ impl AssignmentObserver for Notes {
 
 /// A coordinator that can be restarted over the same store.
 struct Bench {
-    store: Arc<Memory>,
+    store: Flaky<Arc<Memory>>,
     flusher: Arc<Flusher>,
     partition: Arc<Partition>,
     coordinator: Coordinator,
@@ -93,11 +94,13 @@ struct Bench {
 
 impl Bench {
     async fn start() -> Bench {
-        Bench::start_with(GroupConfig { initial_rebalance_delay: Duration::ZERO, ..Default::default() }).await
+        Bench::start_with(GroupConfig { initial_rebalance_delay: Duration::ZERO, ..Default::default() }, 1)
+            .await
     }
 
-    async fn start_with(config: GroupConfig) -> Bench {
-        let store = Arc::new(Memory::new());
+    async fn start_with(config: GroupConfig, seed: u64) -> Bench {
+        let faults = Faults { is_torn_at_crash: true, ..Faults::default() };
+        let store = Flaky::new(Arc::new(Memory::new()), seed, faults);
         let flusher = Flusher::start(1, Duration::from_millis(5), 1 << 30).unwrap();
         let topics = Arc::new(Mutex::new(HashSet::from(["t".to_owned()])));
         let (notes, stop) = (Notes::new(), CancellationToken::new());
@@ -112,6 +115,21 @@ impl Bench {
         self.stop.cancel();
         self.coordinator.ended().await;
         self.partition.release(crate::clock::now());
+        self.reopen().await;
+    }
+
+    /// As after kill -9 and a power cut: what was not synced is lost, and the last write is torn.
+    async fn die(&mut self) {
+        self.store.die_after(0);
+        self.stop.cancel();
+        self.coordinator.ended().await;
+        self.partition.close();
+        self.store.crash().unwrap();
+        self.store.heal();
+        self.reopen().await;
+    }
+
+    async fn reopen(&mut self) {
         self.epoch += 1;
         self.stop = CancellationToken::new();
         self.notes = Notes::new();
@@ -251,13 +269,13 @@ fn coordinator(
     Coordinator::new(config.clone(), notes.clone(), exists, stop.clone())
 }
 
-fn open(store: &Arc<Memory>, flusher: &Arc<Flusher>, epoch: i32) -> Arc<Partition> {
+fn open(store: &Flaky<Arc<Memory>>, flusher: &Arc<Flusher>, epoch: i32) -> Arc<Partition> {
     let open = OpenPartition {
         topic: TopicName::parse(OFFSETS_TOPIC).unwrap(),
         topic_id: TopicId(uuid::Uuid::from_u128(7)),
         index: PartitionIndex(0),
         epoch: LeaderEpoch(epoch),
-        store: store.clone(),
+        store: Arc::new(store.clone()),
         durability: Durability::Sync,
         flusher: flusher.clone(),
         settings: Settings { segment_bytes: 4096, retention_ms: None, ..Settings::default() },
@@ -445,7 +463,7 @@ async fn lapsed_offsets_and_their_groups_go_and_those_the_lanes_need_stay() {
         offsets_retention: Duration::ZERO,
         ..Default::default()
     };
-    let mut bench = Bench::start_with(config).await;
+    let mut bench = Bench::start_with(config, 1).await;
     let (leader, _, generation) = bench.stable_pair().await;
     bench.commit("g", sender(Some(&leader), Some("a"), generation), 5).await.unwrap();
     bench.commit("tool", tool(), 7).await.unwrap();
@@ -487,6 +505,52 @@ async fn compaction_keeps_the_last_record_of_each_key_and_a_restart_agrees() {
         bench.commit("busy", tool(), 249).await.unwrap();
         bench.partition.compact(TimestampMs(i64::MAX)).unwrap();
     }
+}
+
+/// Commits, failing syncs, a full disk and crashes in any order: what was acknowledged, or shown to
+/// anybody, is there afterwards, or something newer.
+#[tokio::test(flavor = "multi_thread")]
+async fn no_fault_of_the_store_takes_an_acknowledged_commit_back() {
+    let (mut acknowledged, mut refused, mut deaths) = (0, 0, 0);
+    for seed in 1..=25u64 {
+        let mut bench = Bench::start_with(GroupConfig::default(), seed).await;
+        let mut dice = seed.wrapping_mul(0x9E37_79B9_7F4A_7C15);
+        let mut floors = [-1i64; 3];
+        for step in 0..60i64 {
+            dice ^= dice << 13;
+            dice ^= dice >> 7;
+            dice ^= dice << 17;
+            let group = (dice >> 8) as usize % 3;
+            let name = format!("g{group}");
+            match dice % 16 {
+                0 => bench.store.fail_next_sync(),
+                1 => bench.store.set_full(true),
+                2 | 3 => bench.store.set_full(false),
+                4 => {
+                    bench.die().await;
+                    deaths += 1;
+                }
+                5 | 6 => {
+                    let seen = bench.committed(&name).await.unwrap_or(-1);
+                    assert!(seen >= floors[group], "seed {seed}: {seen} after {floors:?}");
+                    floors[group] = seen;
+                }
+                _ => match bench.commit(&name, tool(), step).await {
+                    Ok(()) => {
+                        floors[group] = step;
+                        acknowledged += 1;
+                    }
+                    Err(_) => refused += 1,
+                },
+            }
+        }
+        bench.die().await;
+        for (group, floor) in floors.iter().enumerate() {
+            let kept = bench.committed(&format!("g{group}")).await.unwrap_or(-1);
+            assert!(kept >= *floor, "seed {seed}: group {group} has {kept}, was told {floor}");
+        }
+    }
+    assert!(acknowledged > 100 && refused > 10 && deaths > 10, "{acknowledged} {refused} {deaths}");
 }
 
 #[tokio::test(flavor = "multi_thread")]

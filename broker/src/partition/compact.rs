@@ -113,61 +113,16 @@ impl Compacted {
 #[cfg(test)]
 mod tests {
     use std::collections::BTreeMap;
-    use std::sync::atomic::{AtomicUsize, Ordering};
     use std::time::Duration;
 
     use broker_store::segment::Memory;
-    use broker_store::{Entry, Reader, SegmentStore, StoreError, StorePath, Writer};
+    use broker_store::{Faults, Flaky, SegmentStore};
     use kafka::batch::Codec;
     use kafka::{Batch, BatchBuilder, LeaderEpoch, PartitionIndex, Records, TopicId, TopicName};
     use lane_core::Extractors;
 
     use super::*;
     use crate::partition::{Append, Durability, Flusher, OpenPartition, ReadUpTo, Settings};
-
-    /// A store whose process dies after so many changes: all later ones fail.
-    struct DiesAfter {
-        inner: Arc<Memory>,
-        changes_left: AtomicUsize,
-    }
-
-    impl DiesAfter {
-        fn change<T>(&self, change: impl FnOnce() -> Result<T, StoreError>) -> Result<T, StoreError> {
-            let left =
-                self.changes_left.fetch_update(Ordering::SeqCst, Ordering::SeqCst, |n| n.checked_sub(1));
-            if left.is_ok() { change() } else { Err(StoreError::Io("dead".to_owned())) }
-        }
-    }
-
-    impl SegmentStore for DiesAfter {
-        fn create(&self, path: &StorePath) -> Result<Arc<dyn Writer>, StoreError> {
-            self.change(|| self.inner.create(path))
-        }
-
-        fn resume(&self, path: &StorePath, len: u64) -> Result<Arc<dyn Writer>, StoreError> {
-            self.change(|| self.inner.resume(path, len))
-        }
-
-        fn open(&self, path: &StorePath) -> Result<Arc<dyn Reader>, StoreError> {
-            self.inner.open(path)
-        }
-
-        fn put(&self, path: &StorePath, bytes: &[u8]) -> Result<(), StoreError> {
-            self.change(|| self.inner.put(path, bytes))
-        }
-
-        fn list(&self, dir: &StorePath) -> Result<Vec<Entry>, StoreError> {
-            self.inner.list(dir)
-        }
-
-        fn delete(&self, path: &StorePath) -> Result<(), StoreError> {
-            self.change(|| self.inner.delete(path))
-        }
-
-        fn fence(&self, dir: &StorePath, epoch: u64) -> Result<(), StoreError> {
-            self.inner.fence(dir, epoch)
-        }
-    }
 
     fn open(store: Arc<dyn SegmentStore>, flusher: &Arc<Flusher>, epoch: i32) -> Arc<Partition> {
         let open = OpenPartition {
@@ -237,17 +192,16 @@ mod tests {
     fn a_pass_that_dies_at_any_step_loses_no_last_record() {
         let flusher = Flusher::start(1, Duration::from_secs(3600), 1 << 30).unwrap();
         for dies_after in 0.. {
-            let inner = Arc::new(Memory::new());
-            let store =
-                Arc::new(DiesAfter { inner: inner.clone(), changes_left: AtomicUsize::new(usize::MAX) });
-            let partition = open(store.clone(), &flusher, 0);
+            let store = Flaky::new(Arc::new(Memory::new()), dies_after, Faults::default());
+            let partition = open(Arc::new(store.clone()), &flusher, 0);
             fill(&partition);
             let (right, records) = last_records(&partition);
-            store.changes_left.store(dies_after, Ordering::SeqCst);
+            store.die_after(dies_after);
             let done = partition.compact(TimestampMs(0));
             drop(partition);
 
-            let partition = open(inner, &flusher, 1);
+            store.heal();
+            let partition = open(Arc::new(store), &flusher, 1);
             assert_eq!(last_records(&partition).0, right, "died after {dies_after} changes");
             let again = partition.compact(TimestampMs(0)).unwrap();
             let (kept, left) = last_records(&partition);
