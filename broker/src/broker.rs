@@ -144,7 +144,9 @@ impl Broker {
         let missing = (open.len() as i32)..count;
         let (broker, name, settings) = (self.clone(), topic.clone(), settings.clone());
         let opened = tokio::task::spawn_blocking(move || {
-            missing.map(|index| broker.open_one(&name, topic_id, index, &settings)).collect::<Result<Vec<_>, _>>()
+            missing
+                .map(|index| broker.open_one(&name, topic_id, index, &settings))
+                .collect::<Result<Vec<_>, _>>()
         });
         open.extend(opened.await.map_err(|_| OpenError::Interrupted(topic.clone()))??);
         let mut map = self.partitions.write();

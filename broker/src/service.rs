@@ -122,7 +122,9 @@ fn follow_lanes(broker: &Arc<Broker>) {
     });
 }
 
-fn lane_exists(directory: Arc<control::LaneDirectory>) -> Arc<dyn Fn(&lane_core::Lane) -> bool + Send + Sync> {
+fn lane_exists(
+    directory: Arc<control::LaneDirectory>,
+) -> Arc<dyn Fn(&lane_core::Lane) -> bool + Send + Sync> {
     Arc::new(move |lane| directory.lane(lane.as_str()).is_ok_and(|object| !object.deleting))
 }
 

@@ -978,8 +978,12 @@ mod tests {
             }),
             0..4,
         );
-        (uuid(), offset(), offset(), origins).prop_map(|(id, log_start, durable, origins)| {
-            PartitionVector { error: ErrorCode::None, id: TopicId(id), log_start, durable, origins }
+        (uuid(), offset(), offset(), origins).prop_map(|(id, log_start, durable, origins)| PartitionVector {
+            error: ErrorCode::None,
+            id: TopicId(id),
+            log_start,
+            durable,
+            origins,
         })
     }
 

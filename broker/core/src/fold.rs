@@ -164,8 +164,8 @@ impl Fold {
         let epochs = Epochs::decode(&mut input)?;
         let producers = Producers::decode(&mut input)?;
         let vector = Self::decode_vector(&mut input)?;
-        let lanes =
-            LaneFold::decode(&mut input.rest).map_err(|_| FoldError::Content("lane intervals do not parse"))?;
+        let lanes = LaneFold::decode(&mut input.rest)
+            .map_err(|_| FoldError::Content("lane intervals do not parse"))?;
         Ok(Fold { end, log_start, epochs, producers, vector, lanes })
     }
 

@@ -71,7 +71,8 @@ impl Producers {
             };
         }
         let last_sequence = last_sequence(header);
-        let same = |b: &&Appended| b.first_sequence == header.base_sequence && b.last_sequence == last_sequence;
+        let same =
+            |b: &&Appended| b.first_sequence == header.base_sequence && b.last_sequence == last_sequence;
         if let Some(b) = producer.batches.iter().find(same) {
             return Sequence::Duplicate {
                 base_offset: b.base_offset,
@@ -230,7 +231,9 @@ mod tests {
         }
         for i in 1..6 {
             let repeat = producers.check(&batch(7, 0, i, 1, 99));
-            assert!(matches!(repeat, Sequence::Duplicate { base_offset, .. } if base_offset == Offset(i64::from(i))));
+            assert!(
+                matches!(repeat, Sequence::Duplicate { base_offset, .. } if base_offset == Offset(i64::from(i)))
+            );
         }
         let refused = Sequence::Refuse(ErrorCode::OutOfOrderSequenceNumber);
         assert_eq!(producers.check(&batch(7, 0, 0, 1, 99)), refused);
@@ -242,10 +245,7 @@ mod tests {
     fn an_older_epoch_is_fenced_and_a_newer_one_begins_at_zero() {
         let mut producers = Producers::default();
         producers.apply(&batch(7, 3, 0, 1, 0));
-        assert_eq!(
-            producers.check(&batch(7, 2, 1, 1, 1)),
-            Sequence::Refuse(ErrorCode::InvalidProducerEpoch)
-        );
+        assert_eq!(producers.check(&batch(7, 2, 1, 1, 1)), Sequence::Refuse(ErrorCode::InvalidProducerEpoch));
         assert_eq!(
             producers.check(&batch(7, 4, 5, 1, 1)),
             Sequence::Refuse(ErrorCode::OutOfOrderSequenceNumber)

@@ -47,7 +47,11 @@ pub fn list_offsets(ctx: &Ctx, header: &RequestHeader, body: Bytes) -> Answer {
     if searches { blocking(work) } else { Answer::Ready(work()) }
 }
 
-fn look_up_all(ctx: &Ctx, header: &RequestHeader, request: &ListOffsetsRequest) -> Vec<ListOffsetsTopicResponse> {
+fn look_up_all(
+    ctx: &Ctx,
+    header: &RequestHeader,
+    request: &ListOffsetsRequest,
+) -> Vec<ListOffsetsTopicResponse> {
     let mut seen = HashSet::new();
     let mut repeated = HashSet::new();
     for (topic, partition) in request.topics.iter().flat_map(|t| t.partitions.iter().map(move |p| (t, p))) {

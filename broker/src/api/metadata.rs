@@ -191,7 +191,10 @@ pub fn describe_cluster(ctx: &Ctx, header: &RequestHeader, body: Bytes) -> Answe
             return refused(ErrorCode::MismatchedEndpointType, reason);
         }
         other => {
-            return refused(ErrorCode::UnsupportedEndpointType, &format!("Unsupported endpoint type {other}"));
+            return refused(
+                ErrorCode::UnsupportedEndpointType,
+                &format!("Unsupported endpoint type {other}"),
+            );
         }
     }
     let (host, port) = address(ctx);

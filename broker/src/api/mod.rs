@@ -23,9 +23,9 @@ use std::sync::Arc;
 
 use bytes::{Bytes, BytesMut};
 use futures_util::future::BoxFuture;
+use kafka::api;
 use kafka::fetch::RecordBytes;
 use kafka::frame::RequestHeader;
-use kafka::api;
 use kafka_protocol::protocol::Encodable;
 use lane_core::Lane;
 use lane_core::name::forwarded_lane;

@@ -252,7 +252,9 @@ pub fn partition_of(group: &GroupId, count: usize) -> usize {
 fn send(shard: &Shard, message: Message) -> Sent {
     match shard.inbox.try_send(message) {
         Ok(()) => Sent::Now,
-        Err(mpsc::error::TrySendError::Full(message)) => Sent::Waiting(shard.inbox.clone(), Box::new(message)),
+        Err(mpsc::error::TrySendError::Full(message)) => {
+            Sent::Waiting(shard.inbox.clone(), Box::new(message))
+        }
         Err(mpsc::error::TrySendError::Closed(_)) => Sent::Refused(ErrorCode::NotCoordinator),
     }
 }

@@ -109,11 +109,12 @@ impl Views {
         let Some(first) = candidates.first() else {
             return if self.known.load(Ordering::Acquire) { Found::NoGroup } else { Found::Wait };
         };
-        if let Some(other) = candidates.iter().find(|c| c.view != first.view) {
+        let merged = View::merged(candidates.iter().map(|c| c.view.clone()));
+        let mixed_up = matches!(merged, None | Some(View::AnyOf(_)));
+        if mixed_up && let Some(other) = candidates.iter().find(|c| c.view != first.view) {
             self.tell_ambiguous(&first.group, &other.group, reader.client_id);
         }
-        let views = candidates.iter().map(|c| c.view.clone()).collect();
-        View::merged(views).map_or(Found::Wait, Found::View)
+        merged.map_or(Found::Wait, Found::View)
     }
 
     fn candidates(&self, reader: Reader<'_>, topic: &TopicName, partition: PartitionIndex) -> Vec<Candidate> {

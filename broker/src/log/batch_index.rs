@@ -110,8 +110,7 @@ impl BatchIndex {
             return None;
         }
         let mut rest = &body[4..];
-        if i16::from_be_bytes(take(&mut rest)?) != VERSION
-            || i64::from_be_bytes(take(&mut rest)?) < needed.0
+        if i16::from_be_bytes(take(&mut rest)?) != VERSION || i64::from_be_bytes(take(&mut rest)?) < needed.0
         {
             return None;
         }
@@ -163,9 +162,8 @@ mod tests {
     #[test]
     fn a_range_inside_a_unit_still_sees_its_marker() {
         let index = index();
-        let bases = |from, to| {
-            index.touching(Offset(from), Offset(to)).iter().map(|e| e.base.0).collect::<Vec<_>>()
-        };
+        let bases =
+            |from, to| index.touching(Offset(from), Offset(to)).iter().map(|e| e.base.0).collect::<Vec<_>>();
         assert_eq!(bases(0, 3), [2]);
         assert_eq!(bases(8, 9), [5]);
         assert_eq!(bases(16, 20), Vec::<i64>::new());

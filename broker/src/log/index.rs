@@ -33,7 +33,14 @@ pub struct LiveIndex {
 
 impl LiveIndex {
     /// Notes a batch of `length` bytes at `position`; adds entries every `interval` bytes.
-    pub fn note(&mut self, last_relative: u32, position: u32, length: u32, stamp: TimestampMs, interval: u32) {
+    pub fn note(
+        &mut self,
+        last_relative: u32,
+        position: u32,
+        length: u32,
+        stamp: TimestampMs,
+        interval: u32,
+    ) {
         // Kafka asks before it counts the batch: the first batch of a segment has no entry.
         if self.bytes_since_entry > interval {
             self.offsets.push(OffsetEntry { relative: last_relative, position });
@@ -54,7 +61,10 @@ impl LiveIndex {
 
     fn flush_largest(&mut self) {
         if let Some(largest) = self.largest
-            && self.times.last().is_none_or(|t| largest.timestamp > t.timestamp && largest.relative > t.relative)
+            && self
+                .times
+                .last()
+                .is_none_or(|t| largest.timestamp > t.timestamp && largest.relative > t.relative)
         {
             self.times.push(largest);
         }
@@ -135,7 +145,11 @@ impl IndexFile<'_> {
         Ok(TimestampMs(be_i64(&self.reader.read_at(at, 8)?)))
     }
 
-    fn last_where(&self, width: usize, before: impl Fn(&[u8]) -> bool) -> Result<Option<bytes::Bytes>, StoreError> {
+    fn last_where(
+        &self,
+        width: usize,
+        before: impl Fn(&[u8]) -> bool,
+    ) -> Result<Option<bytes::Bytes>, StoreError> {
         let (mut low, mut high) = (0, self.reader.len() / width as u64);
         let mut found = None;
         while low < high {

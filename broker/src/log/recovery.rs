@@ -17,9 +17,7 @@ use lane_core::{Extractors, LaneMarker, LaneRules};
 use super::batch_index::BatchKind;
 use super::index::{IndexFile, relative};
 use super::scan::{Cursor, ScanError};
-use super::segment::{
-    ActiveSegment, SealedFacts, SealedSegment, SegmentContent, SegmentFiles, seek_offset,
-};
+use super::segment::{ActiveSegment, SealedFacts, SealedSegment, SegmentContent, SegmentFiles, seek_offset};
 use crate::lanes::classify;
 
 /// A partition's log, ready to be appended to.
@@ -137,7 +135,9 @@ fn list(store: &dyn SegmentStore, dir: &StorePath) -> Result<BTreeMap<Offset, Li
         }
     }
     for (base, generation, extension) in index_files {
-        let Some(listed) = segments.get_mut(&base).filter(|l| l.generation == Some(generation)) else { continue };
+        let Some(listed) = segments.get_mut(&base).filter(|l| l.generation == Some(generation)) else {
+            continue;
+        };
         if let Some(i) = INDEX_EXTENSIONS.iter().position(|e| *e == extension) {
             listed.indexes[i] = true;
         }

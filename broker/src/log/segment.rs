@@ -165,7 +165,11 @@ impl SealedSegment {
     }
 
     /// An offset at or before the first record at or after `timestamp`.
-    pub fn offset_before_time(&self, store: &dyn SegmentStore, timestamp: TimestampMs) -> Result<Offset, StoreError> {
+    pub fn offset_before_time(
+        &self,
+        store: &dyn SegmentStore,
+        timestamp: TimestampMs,
+    ) -> Result<Offset, StoreError> {
         let live = self.live.read().clone();
         let from = match live {
             Some(live) => live.floor_time(timestamp.0),

@@ -21,8 +21,8 @@ use lane_core::{Extractors, LaneSummary};
 
 use super::{Condition, Durability, Partition, Position, Queued, Settings, State, Unsynced};
 use crate::lanes::classify;
-use crate::log::recovery::{apply_marker, marker_kind, origin_extractors};
 use crate::log::BatchKind;
+use crate::log::recovery::{apply_marker, marker_kind, origin_extractors};
 
 /// A batch of a client, its CRC and records checked.
 pub struct Append<'a> {
@@ -95,11 +95,20 @@ pub struct MirrorUnit {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum UnitOutcome {
     /// Appended; durable when the high watermark reaches `local_next`.
-    Applied { next: Offset, local_next: Offset },
-    Duplicate { next: Offset },
-    Gap { next: Offset },
+    Applied {
+        next: Offset,
+        local_next: Offset,
+    },
+    Duplicate {
+        next: Offset,
+    },
+    Gap {
+        next: Offset,
+    },
     /// Neither wholly known nor the next: histories differ.
-    Overlap { next: Offset },
+    Overlap {
+        next: Offset,
+    },
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -134,8 +143,7 @@ impl Partition {
             Sequence::Append => {}
             Sequence::Refuse(code) => return Err(AppendError::Refused(code)),
             Sequence::Duplicate { base_offset, last_offset, timestamp } => {
-                let log_append_time =
-                    if settings.log_append_time { timestamp } else { TimestampMs::NONE };
+                let log_append_time = if settings.log_append_time { timestamp } else { TimestampMs::NONE };
                 return Ok(Appended {
                     base_offset,
                     last_offset,
@@ -146,7 +154,13 @@ impl Partition {
             }
         }
         let records = &request.batch.bytes[HEADER_LEN..];
-        self.make_room(&mut state, &settings, header.total_len() as u64, header.last_offset_delta, request.now)?;
+        self.make_room(
+            &mut state,
+            &settings,
+            header.total_len() as u64,
+            header.last_offset_delta,
+            request.now,
+        )?;
         let stamped = self.stamp(&state, header, records, &settings, request.now);
         let head = stamped.encode();
         let write = Write {
@@ -392,7 +406,8 @@ impl<'a> Prepared<'a> {
         let cleaned: Vec<Batch> = unit.batches.iter().map(without_producer).collect();
         let bytes: u64 = cleaned.iter().map(|b| b.bytes.len() as u64).sum();
         // A marker is 61 bytes of header, 100 of fields and 12 for each batch; extractors are few.
-        let marker_max = 512 + 16 * cleaned.len() as u64 + 256 * unit.extractors.as_ref().map_or(0, Vec::len) as u64;
+        let marker_max =
+            512 + 16 * cleaned.len() as u64 + 256 * unit.extractors.as_ref().map_or(0, Vec::len) as u64;
         let records = cleaned.iter().map(|b| i64::from(b.header.last_offset_delta) + 1).sum::<i64>();
         let offsets_max = records.min(i64::from(i32::MAX)) as i32;
         Prepared { unit, next, cleaned, len_max: bytes + marker_max, offsets_max }

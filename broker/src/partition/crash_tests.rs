@@ -120,7 +120,7 @@ impl World {
             self.store.set_faults(calm());
             self.look();
             if self.store.is_dead() || matches!(self.partition.condition(), Condition::Faulted(_)) {
-                self.restart(self.next_value % 2 == 0);
+                self.restart(self.next_value.is_multiple_of(2));
             }
         }
         self.restart(true);
@@ -225,8 +225,7 @@ impl World {
         // The flusher may have made more visible while this was reading.
         assert!(expected >= marks.high_watermark.0, "read up to {expected} of {}", marks.high_watermark);
         self.seen = marks.high_watermark.0;
-        let acknowledged =
-            self.unacknowledged.iter().filter(|(_, a)| a.last_offset.0 < self.seen).next_back();
+        let acknowledged = self.unacknowledged.iter().rfind(|(_, a)| a.last_offset.0 < self.seen);
         if let Some((batch, appended)) = acknowledged {
             self.last_acknowledged = Some((batch.clone(), appended.base_offset));
         }
@@ -349,4 +348,27 @@ proptest! {
         let steps: Vec<Step> = steps.into_iter().filter(|step| !matches!(step, Step::DeleteRecords { .. })).collect();
         World::new(seed, Durability::Os).run(&steps);
     }
+}
+
+#[test]
+fn a_disk_that_is_full_at_a_roll_delays_and_needs_no_restart() {
+    let mut world = World::new(1, Durability::Sync);
+    for _ in 0..12 {
+        world.append(1, 200);
+    }
+    let end = world.partition.watermarks().log_end;
+    world.store.set_full(true);
+    for _ in 0..3 {
+        world.partition.flush();
+        assert_eq!(world.partition.condition(), Condition::Serving);
+        assert!(
+            world.partition.watermarks().high_watermark < end,
+            "the segments' snapshots are not there yet"
+        );
+    }
+    world.store.set_full(false);
+    world.partition.flush();
+    assert_eq!(world.partition.watermarks().high_watermark, end);
+    world.append(1, 200);
+    world.restart(true);
 }

@@ -45,7 +45,11 @@ struct Queue {
 
 impl Flusher {
     /// Starts `threads` syncing threads and one that looks after the interval. They end with `stop`.
-    pub fn start(threads: usize, interval: Duration, unsynced_bytes_max: u64) -> std::io::Result<Arc<Flusher>> {
+    pub fn start(
+        threads: usize,
+        interval: Duration,
+        unsynced_bytes_max: u64,
+    ) -> std::io::Result<Arc<Flusher>> {
         let flusher = Arc::new(Flusher {
             queue: Mutex::default(),
             ready: Condvar::new(),

@@ -7,14 +7,14 @@
 
 mod append;
 mod compact;
+#[cfg(test)]
+mod crash_tests;
 mod flush;
 mod open;
 mod read;
-#[cfg(test)]
-mod crash_tests;
+mod special;
 #[cfg(test)]
 mod tests;
-mod special;
 mod time;
 mod trim;
 mod wait;

@@ -53,11 +53,8 @@ impl OpenPartition {
         let end = recovered.fold.end;
         // Recovery leaves no active segment without a snapshot.
         let snapshot = recovered.active.base;
-        let visible = Position {
-            offset: end,
-            segment: recovered.active.base,
-            bytes: recovered.active.content.size,
-        };
+        let visible =
+            Position { offset: end, segment: recovered.active.base, bytes: recovered.active.content.size };
         let progress = Progress { visible: end, synced: end, condition: Condition::Serving };
         Ok(Arc::new_cyclic(|me| Partition {
             me: me.clone(),

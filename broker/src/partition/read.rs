@@ -240,13 +240,14 @@ impl Partition {
     /// Batches that were produced here, from `from` on: what a peer region lacks. Reads until about
     /// `max_bytes` of own batches are found or the synced end is reached; `max_scan` bounds the bytes
     /// looked at.
-    pub fn origin_read(&self, from: Offset, max_bytes: usize, max_scan: usize) -> Result<OriginRead, ReadError> {
-        let mut read = OriginRead {
-            batches: Vec::new(),
-            next: from,
-            end: from,
-            log_start: self.watermarks().log_start,
-        };
+    pub fn origin_read(
+        &self,
+        from: Offset,
+        max_bytes: usize,
+        max_scan: usize,
+    ) -> Result<OriginRead, ReadError> {
+        let mut read =
+            OriginRead { batches: Vec::new(), next: from, end: from, log_start: self.watermarks().log_start };
         let (mut bytes, mut scanned) = (0, 0);
         loop {
             let outcome = self.read(read.next, max_bytes, true, ReadUpTo::Synced)?;

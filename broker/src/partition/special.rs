@@ -45,7 +45,9 @@ impl Partition {
         // What was active then may be sealed by now: the caller comes again for the rest.
         let state = self.state.lock();
         if found.upto >= state.active.base {
-            found.entries.extend_from_slice(state.active.content.batches.touching(found.upto, high_watermark));
+            found
+                .entries
+                .extend_from_slice(state.active.content.batches.touching(found.upto, high_watermark));
             found.upto = high_watermark;
         }
         Ok(found)

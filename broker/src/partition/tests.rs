@@ -345,7 +345,8 @@ fn a_lookup_by_time_looks_at_records_not_at_batches() {
     }
     append(&partition, &builder.build());
     partition.flush();
-    let find = |at| partition.find_time(TimestampMs(at), |_, _| true).unwrap().map(|f| (f.offset.0, f.timestamp.0));
+    let find =
+        |at| partition.find_time(TimestampMs(at), |_, _| true).unwrap().map(|f| (f.offset.0, f.timestamp.0));
     assert_eq!(find(0), Some((0, 1000)));
     assert_eq!(find(1500), Some((1, 3000)));
     assert_eq!(find(2500), Some((1, 3000)));
@@ -356,7 +357,8 @@ fn a_lookup_by_time_looks_at_records_not_at_batches() {
 }
 
 fn unit(first: i64, batches: &[(i64, &str)]) -> MirrorUnit {
-    let batches = batches.iter().map(|(offset, value)| batch(&[value]).restamped(Offset(*offset), LeaderEpoch(4)));
+    let batches =
+        batches.iter().map(|(offset, value)| batch(&[value]).restamped(Offset(*offset), LeaderEpoch(4)));
     MirrorUnit {
         origin: RegionId(Uuid::from_u128(1)),
         incarnation: TopicId(Uuid::from_u128(2)),
@@ -425,7 +427,10 @@ fn the_vector_survives_retention_that_took_every_marker() {
     assert_eq!(partition.watermarks().log_start, Offset(200));
     partition.close();
     let again = fixture.open(1);
-    assert_eq!(again.append_unit(&unit(0, &[(0, "a")]), NOW).unwrap(), UnitOutcome::Duplicate { next: Offset(1) });
+    assert_eq!(
+        again.append_unit(&unit(0, &[(0, "a")]), NOW).unwrap(),
+        UnitOutcome::Duplicate { next: Offset(1) }
+    );
 }
 
 #[test]

@@ -56,7 +56,9 @@ impl Partition {
         self.search(self.watermarks().log_start, |batch| {
             if best.is_none_or(|b| batch.header.max_timestamp > b.timestamp) {
                 let better = |stamp: TimestampMs| best.is_none_or(|b| stamp > b.timestamp);
-                if let Some(found) = max_record(batch, |offset, stamp| better(stamp) && visible(batch, offset))? {
+                if let Some(found) =
+                    max_record(batch, |offset, stamp| better(stamp) && visible(batch, offset))?
+                {
                     best = Some(found);
                 }
             }

@@ -107,7 +107,8 @@ impl Connection {
             if stop_at.is_some() && self.pending.is_empty() {
                 return End::Quiet;
             }
-            let idle_at = self.last_request + Duration::from_millis(self.ctx.broker.config.connection_idle_ms);
+            let idle_at =
+                self.last_request + Duration::from_millis(self.ctx.broker.config.connection_idle_ms);
             let wake_at = stop_at.unwrap_or(idle_at);
             let event = tokio::select! {
                 biased;

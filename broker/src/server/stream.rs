@@ -59,7 +59,10 @@ impl Stream {
             let len = FILE_STEP.min((end - position) as usize);
             let bytes: Bytes = slice.reader.read_at(position, len).map_err(io::Error::other)?;
             if bytes.is_empty() {
-                return Err(io::Error::new(io::ErrorKind::UnexpectedEof, "a segment is shorter than its index says"));
+                return Err(io::Error::new(
+                    io::ErrorKind::UnexpectedEof,
+                    "a segment is shorter than its index says",
+                ));
             }
             self.write_all(&bytes, false).await?;
             position += bytes.len() as u64;
@@ -138,7 +141,10 @@ async fn send_file(stream: &TcpStream, file: &Arc<File>, slice: &Slice) -> io::R
         });
         match sent {
             Ok(0) => {
-                return Err(io::Error::new(io::ErrorKind::UnexpectedEof, "a segment is shorter than its index says"));
+                return Err(io::Error::new(
+                    io::ErrorKind::UnexpectedEof,
+                    "a segment is shorter than its index says",
+                ));
             }
             Ok(_) => {}
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
