@@ -234,7 +234,10 @@ fn compare(step: &str, path: String, left: &Value, right: &Value, found: &mut Ve
     };
     match (left, right) {
         (Value::Object(left), Value::Object(right)) => by_key(step, &path, left, right, found),
-        (Value::Array(left), Value::Array(right)) => by_key(step, &path, &keyed(left), &keyed(right), found),
+        (Value::Array(left), Value::Array(right)) => {
+            let keys = Keys::of(left).max(Keys::of(right));
+            by_key(step, &path, &keys.keyed(left), &keys.keyed(right), found);
+        }
         (Value::String(_), Value::String(_)) if path.to_lowercase().ends_with("errormessage") => {}
         (left, right) if left == right => {}
         (left, right) => differ(left.to_string(), right.to_string()),
@@ -266,28 +269,42 @@ fn by_key(
     }
 }
 
-/// The elements of an array by their natural key, with a qualifier where keys repeat; by position where neither
-/// tells them apart.
-fn keyed(elements: &[Value]) -> Map<String, Value> {
-    let field = |element: &Value, names: &[&str]| {
-        let key = names.iter().find_map(|name| element.get(*name).filter(|key| !key.is_null()))?;
-        Some(key.as_str().map_or_else(|| key.to_string(), str::to_owned))
-    };
-    let natural = |element: &Value| field(element, KEY_FIELDS);
-    let qualified = |element: &Value| Some(format!("{}/{}", natural(element)?, field(element, QUALIFIERS)?));
-    let distinct = |name: &dyn Fn(&Value) -> Option<String>| {
-        let keys: BTreeSet<String> = elements.iter().filter_map(name).collect();
-        keys.len() == elements.len()
-    };
-    let key = |index: usize, element: &Value| {
-        let key = if distinct(&natural) {
-            natural(element)
-        } else {
-            qualified(element).filter(|_| distinct(&qualified))
+/// How elements of an array are told apart: by their natural key, by it and a qualifier, or by position.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+enum Keys {
+    Natural,
+    Qualified,
+    Position,
+}
+
+impl Keys {
+    /// The first way in which no two of them are equal.
+    fn of(elements: &[Value]) -> Keys {
+        let distinct = |way: Keys| {
+            let keys: BTreeSet<String> = elements.iter().filter_map(|element| way.key(element)).collect();
+            keys.len() == elements.len()
         };
-        format!("[{}]", key.unwrap_or_else(|| index.to_string()))
-    };
-    elements.iter().enumerate().map(|(index, element)| (key(index, element), element.clone())).collect()
+        let ways = [Keys::Natural, Keys::Qualified];
+        ways.into_iter().find(|way| distinct(*way)).unwrap_or(Keys::Position)
+    }
+
+    fn key(self, element: &Value) -> Option<String> {
+        let field = |names: &[&str]| {
+            let key = names.iter().find_map(|name| element.get(*name).filter(|key| !key.is_null()))?;
+            Some(key.as_str().map_or_else(|| key.to_string(), str::to_owned))
+        };
+        match self {
+            Keys::Natural => field(KEY_FIELDS),
+            Keys::Qualified => Some(format!("{}/{}", field(KEY_FIELDS)?, field(QUALIFIERS)?)),
+            Keys::Position => None,
+        }
+    }
+
+    fn keyed(self, elements: &[Value]) -> Map<String, Value> {
+        let key = |index: usize, element| self.key(element).unwrap_or_else(|| index.to_string());
+        let keyed = elements.iter().enumerate();
+        keyed.map(|(index, element)| (format!("[{}]", key(index, element)), element.clone())).collect()
+    }
 }
 
 fn mapped(value: &Value, text: &dyn Fn(&str) -> Option<String>) -> Value {
@@ -308,7 +325,7 @@ fn mask_fields(value: &mut Value, port: &str) {
         Value::Object(fields) => {
             for (name, field) in fields {
                 match name.as_str() {
-                    "port" if field.to_string() == port => *field = json!("<port>"),
+                    "port" if field.as_i64().is_some_and(|n| n.to_string() == port) => *field = json!("<port>"),
                     "logDir" => *field = json!("<folder>"),
                     "clusterId" if field.is_string() => *field = json!("<cluster>"),
                     "finalizedFeaturesEpoch" | "totalBytes" | "usableBytes" => {

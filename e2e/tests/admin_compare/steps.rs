@@ -455,6 +455,13 @@ fn cluster() -> Vec<Step> {
         step(name, "DESCRIBE_CLUSTER", body)
     };
     let dirs = |name, topics: Value| step(name, "DESCRIBE_LOG_DIRS", json!({"topics": topics}));
+    let partitions = |name, topics: Value, limit: i32, cursor: Value| {
+        let body = json!({"topics": topics, "responsePartitionLimit": limit, "cursor": cursor});
+        step(name, "DESCRIBE_TOPIC_PARTITIONS", body)
+    };
+    let resources = |name, kinds: Value| {
+        step(name, "LIST_CONFIG_RESOURCES", json!({"resourceTypes@1..": kinds})).versions(1..=1)
+    };
     vec![
         ask("cluster", 1, false),
         ask("cluster with operations", 1, true),
@@ -463,6 +470,18 @@ fn cluster() -> Vec<Step> {
         dirs("directories of a topic", json!([{"topic": "wide", "partitions": [0, 1, 2]}])),
         dirs("directories of an unknown topic", json!([{"topic": "nowhere", "partitions": [0]}])),
         dirs("directories of no topic", json!([])),
+        partitions("partitions of topics", json!([{"name": "nowhere"}, {"name": "wide"}]), 100, Value::Null),
+        partitions("partitions, two at a time", json!([{"name": "plain"}, {"name": "wide"}]), 2, Value::Null),
+        partitions(
+            "partitions from a cursor on",
+            json!([{"name": "plain"}, {"name": "wide"}]),
+            100,
+            json!({"topicName": "wide", "partitionIndex": 1}),
+        ),
+        resources("resources with configs", json!([])),
+        resources("topics with configs", json!([2])),
+        resources("brokers with configs", json!([4])),
+        resources("resources of an unknown kind", json!([77])),
     ]
 }
 
