@@ -666,3 +666,58 @@ const MIN_RTT_LIFE: Duration = Duration::from_secs(30);
 const GAIN: f64 = 1.4;
 const GAIN_GROWING: f64 = 2.5;
 const WINDOW_MIN: u64 = 64 * 1024;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A path of this rate and round trip, from which a sender gets as much as its window allows.
+    fn drive(cap: &mut Cap, start: Instant, rate: f64, rtt: Duration, rounds: u32) -> Instant {
+        let mut now = start;
+        let bdp = rate * rtt.as_secs_f64();
+        for _ in 0..rounds {
+            now += rtt;
+            let delivered = (cap.bytes().min(16 << 20) as f64).min(bdp).max(14_000.0);
+            cap.on_ack(now, delivered as u64, false, rtt);
+        }
+        now
+    }
+
+    #[test]
+    fn the_window_settles_near_what_the_path_holds() {
+        let (rate, rtt) = (25e6, Duration::from_millis(100));
+        let start = Instant::now();
+        let mut cap = Cap::default_at(start);
+        assert_eq!(cap.bytes(), u64::MAX, "nothing is known yet");
+        drive(&mut cap, start, rate, rtt, 30);
+        let held = cap.bytes() as f64 / (rate * rtt.as_secs_f64());
+        assert!((1.3..1.5).contains(&held), "{held} of the path");
+    }
+
+    #[test]
+    fn the_window_follows_a_path_that_becomes_faster_or_longer() {
+        let start = Instant::now();
+        let mut cap = Cap::default_at(start);
+        let now = drive(&mut cap, start, 2e6, Duration::from_millis(50), 30);
+        let slow = cap.bytes();
+        let now = drive(&mut cap, now, 20e6, Duration::from_millis(50), 60);
+        assert!(cap.bytes() > slow * 8, "{} after {slow}", cap.bytes());
+        drive(&mut cap, now, 20e6, Duration::from_millis(200), 300);
+        let held = cap.bytes() as f64 / (20e6 * 0.2);
+        assert!(held > 1.2, "{held} of the longer path");
+    }
+
+    #[test]
+    fn rounds_with_little_to_send_do_not_shrink_the_window() {
+        let (rate, rtt) = (25e6, Duration::from_millis(100));
+        let start = Instant::now();
+        let mut cap = Cap::default_at(start);
+        let mut now = drive(&mut cap, start, rate, rtt, 30);
+        let before = cap.bytes();
+        for _ in 0..100 {
+            now += rtt;
+            cap.on_ack(now, 1_000, true, rtt);
+        }
+        assert_eq!(cap.bytes(), before);
+    }
+}
