@@ -17,7 +17,7 @@ use crate::control::LinkBoard;
 use crate::coordinator::{self, Coordinator, GroupConfig};
 use crate::lanes::{LaneParts, Lanes, Owned};
 use crate::log::recovery::RecoverError;
-use crate::metrics::Metrics;
+use crate::metrics::{GroupMetrics, Metrics};
 use crate::partition::{Flusher, OpenPartition, Partition, Settings};
 use crate::producer_ids::ProducerIds;
 use crate::server::ListenerInfo;
@@ -94,10 +94,11 @@ impl Broker {
             });
             Metrics::follow_lanes(parts.service.metrics(), &lanes);
             let rules = GroupConfig::of(&parts.config);
+            let group_metrics = GroupMetrics::new(parts.service.metrics());
             let stop = parts.service.stopping().clone();
             Broker {
                 topics: parts.topics,
-                coordinator: Coordinator::new(rules, lanes.clone(), topic_exists, stop),
+                coordinator: Coordinator::new(rules, lanes.clone(), topic_exists, group_metrics, stop),
                 mirror: crate::api::mirror::Board::default(),
                 lanes,
                 producer_ids: ProducerIds::new(parts.meta.clone()),

@@ -23,6 +23,33 @@ pub struct Metrics {
     pub lane_disagreed: Counter,
 }
 
+/// Handles of the group coordinator's series.
+#[derive(Clone, Default)]
+pub struct GroupMetrics {
+    pub groups: Gauge,
+    pub generations: Counter,
+    pub commits: Counter,
+    pub members_expired: Counter,
+}
+
+impl GroupMetrics {
+    pub fn new(registry: &Registry) -> GroupMetrics {
+        let counter = |name, help| registry.counter(name, help, &[]);
+        GroupMetrics {
+            groups: registry.gauge("sealane_groups", "Consumer groups, empty ones included.", &[]),
+            generations: counter(
+                "sealane_group_generations_total",
+                "Generations of groups that were stored: rebalances, and groups that became empty.",
+            ),
+            commits: counter("sealane_offset_commits_total", "Requests whose offsets are durably committed."),
+            members_expired: counter(
+                "sealane_group_members_expired_total",
+                "Members that were taken out of their group because they were silent or late.",
+            ),
+        }
+    }
+}
+
 impl Metrics {
     pub fn new(registry: &Registry) -> Metrics {
         let counter = |name, help| registry.counter(name, help, &[]);

@@ -28,6 +28,7 @@ pub use observer::{Assignment, AssignmentObserver};
 use shard::{ShardState, Surroundings};
 
 use crate::broker::Broker;
+use crate::metrics::GroupMetrics;
 use crate::partition::Partition;
 use crate::topics::NewTopic;
 
@@ -70,6 +71,7 @@ impl Coordinator {
         config: GroupConfig,
         observer: Arc<dyn AssignmentObserver>,
         topic_exists: Arc<dyn Fn(&TopicName) -> bool + Send + Sync>,
+        metrics: GroupMetrics,
         stop: CancellationToken,
     ) -> Coordinator {
         let around = Surroundings {
@@ -78,6 +80,7 @@ impl Coordinator {
             retention_check_interval: config.retention_check_interval,
             observer,
             topic_exists,
+            metrics,
         };
         Coordinator { config, around, stop, shards: OnceLock::new(), making: tokio::sync::Mutex::default() }
     }

@@ -67,7 +67,7 @@ impl Shard {
                 return;
             }
             let group = Group::new(id.clone(), self.around.rules.clone(), now);
-            self.groups.insert(id.clone(), Entry::new(group));
+            self.add(id.clone(), Entry::new(group));
         }
         let ticket = self.ticket(Waiting::Join(reply));
         let member = request.member.clone().unwrap_or_else(|| request.fresh_id.clone());
@@ -187,7 +187,7 @@ impl Shard {
                 return Err(ErrorCode::CoordinatorNotAvailable);
             }
             let group = Group::new(id.clone(), self.around.rules.clone(), now);
-            self.groups.insert(id.clone(), Entry::new(group));
+            self.add(id.clone(), Entry::new(group));
         }
         match self.groups.get_mut(id) {
             Some(entry) => {
@@ -322,7 +322,7 @@ impl Shard {
                 }
             }
             for id in &forget.groups {
-                self.groups.remove(id);
+                self.remove(id);
             }
         } else {
             // The group was empty: it goes on as it was, at the generation that the log has.

@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use broker_core::group::{
-    Effect, Group, GroupRules, JoinReply, MemberId, Now, StoreToken, SyncReply, Ticket,
+    Departure, Effect, Group, GroupRules, JoinReply, MemberId, Now, StoreToken, SyncReply, Ticket,
 };
 use broker_core::offsets_log::{CommittedOffset, GroupMetadata, Key, OffsetsFold};
 use futures_util::StreamExt;
@@ -26,6 +26,7 @@ use super::load::{self, LoadError};
 use super::message::{Message, TopicPartition};
 use super::observer::{Assignment, AssignmentObserver};
 use crate::api::Principal;
+use crate::metrics::GroupMetrics;
 use crate::partition::Partition;
 
 /// Requests that may wait for a shard; beyond this senders wait.
@@ -42,6 +43,7 @@ pub struct Surroundings {
     pub retention_check_interval: Duration,
     pub observer: Arc<dyn AssignmentObserver>,
     pub topic_exists: Arc<dyn Fn(&TopicName) -> bool + Send + Sync>,
+    pub metrics: GroupMetrics,
 }
 
 /// Whether a shard answers for its groups.
@@ -176,7 +178,7 @@ impl Shard {
                 folded.offsets.into_iter().partition(|(key, _)| exists(key));
             entry.offsets = offsets;
             orphans.extend(gone.into_keys().map(|key| (id.clone(), key)));
-            self.groups.insert(id.clone(), entry);
+            self.add(id.clone(), entry);
             self.arm(&id);
         }
         if !orphans.is_empty() {
@@ -224,6 +226,7 @@ impl Shard {
             self.journal.moved().await;
             self.settle();
         }
+        self.around.metrics.groups.add(-(self.groups.len() as i64));
     }
 
     pub(super) fn now(&self) -> Now {
@@ -243,10 +246,16 @@ impl Shard {
                 if let Some(entry) = self.groups.get_mut(&group) {
                     entry.landed(offsets, outcome);
                 }
+                if outcome.is_ok() {
+                    self.around.metrics.commits.inc();
+                }
                 let _ = reply.send(outcome);
             }
             Then::Store { group, token, metadata } => match outcome {
                 Ok(()) => {
+                    self.around.metrics.generations.inc();
+                    let (generation, members) = (metadata.generation, metadata.members.len());
+                    tracing::debug!(%group, generation, members, "generation stored");
                     let known = self.groups.get(&group).map(|e| &e.principals);
                     let assignment =
                         Assignment::of(&group, &metadata, false, |m| known.and_then(|p| p.get(m).cloned()));
@@ -310,6 +319,10 @@ impl Shard {
                 }
                 Effect::Store(token, metadata) => work.extend(self.store(id, token, metadata)),
                 Effect::Departed(member, how) => {
+                    tracing::debug!(group = %id, %member, ?how, "member left the group");
+                    if how == Departure::Expired {
+                        self.around.metrics.members_expired.inc();
+                    }
                     if let Some(entry) = self.groups.get_mut(id) {
                         entry.principals.remove(&member);
                     }
@@ -366,7 +379,18 @@ impl Shard {
     /// Forgets a group of which there is nothing in the log.
     pub(super) fn drop_if_void(&mut self, id: &GroupId) {
         if self.groups.get(id).is_some_and(|e| e.is_void() && e.group.generation() == 0) {
-            self.groups.remove(id);
+            self.remove(id);
+        }
+    }
+
+    pub(super) fn add(&mut self, id: GroupId, entry: Entry) {
+        self.groups.insert(id, entry);
+        self.around.metrics.groups.add(1);
+    }
+
+    pub(super) fn remove(&mut self, id: &GroupId) {
+        if self.groups.remove(id).is_some() {
+            self.around.metrics.groups.add(-1);
         }
     }
 }

@@ -266,7 +266,7 @@ fn coordinator(
 ) -> Coordinator {
     let topics = topics.clone();
     let exists = Arc::new(move |topic: &TopicName| topics.lock().contains(topic.as_str()));
-    Coordinator::new(config.clone(), notes.clone(), exists, stop.clone())
+    Coordinator::new(config.clone(), notes.clone(), exists, GroupMetrics::default(), stop.clone())
 }
 
 fn open(store: &Flaky<Arc<Memory>>, flusher: &Arc<Flusher>, epoch: i32) -> Arc<Partition> {
