@@ -351,6 +351,15 @@ fn collect(dir: &std::path::Path, files: &mut Vec<String>) -> Result<()> {
     Ok(())
 }
 
+/// `<20-digit base offset>.log`, `.index` or `.timeindex`.
+fn is_segment_file(path: &std::path::Path) -> bool {
+    let name = path.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
+    let Some((base, kind)) = name.split_once('.') else { return false };
+    base.len() == 20
+        && base.bytes().all(|byte| byte.is_ascii_digit())
+        && ["log", "index", "timeindex"].contains(&kind)
+}
+
 fn kcat(server: &Server, arguments: &[&str], input: &[u8]) -> Result<String> {
     let mut command = Command::new(tools::kcat()?);
     command.args(["-b", &server.bootstrap()]).args(arguments);

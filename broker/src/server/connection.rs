@@ -101,8 +101,13 @@ impl Connection {
                     return end;
                 }
             }
+            let was_full = !self.may_start();
             if let Err(error) = self.answer_ready().await {
                 return End::Io(error);
+            }
+            if was_full && self.may_start() {
+                // What was read ahead can start now; no further byte need come for it.
+                continue;
             }
             if stop_at.is_some() && self.pending.is_empty() {
                 return End::Quiet;
@@ -129,6 +134,10 @@ impl Connection {
         }
     }
 
+    fn may_start(&self) -> bool {
+        !self.barrier && self.pending.len() < PENDING_MAX
+    }
+
     fn may_read(buf: &BytesMut, pending: &VecDeque<Pending>, barrier: bool) -> bool {
         let may_start = !barrier && pending.len() < PENDING_MAX;
         may_start || buf.len() < READ_AHEAD_MAX
@@ -137,7 +146,7 @@ impl Connection {
     /// Starts whole frames that are in the buffer, as many as may run.
     fn start_requests(&mut self) -> Result<(), End> {
         let max = self.ctx.broker.config.request_bytes_max as usize;
-        while !self.barrier && self.pending.len() < PENDING_MAX {
+        while self.may_start() {
             let next = frame::next_frame(&mut self.buf, max).map_err(|e| End::Refused(e.to_string()))?;
             let Some(mut body) = next else {
                 if let Ok(Some(len)) = frame::frame_len(&self.buf, max) {
