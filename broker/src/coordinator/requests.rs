@@ -1,4 +1,7 @@
 //! What a shard does with each request.
+//!
+//! A request changes its group at once and is answered at once, unless the answer promises something
+//! that the log must hold first: then the journal has it.
 
 use std::collections::BTreeSet;
 

@@ -1,4 +1,6 @@
 //! JoinGroup: who may join, under which id, and when that means a rebalance.
+//!
+//! New members (KIP-394), known ones, and static ones that take their predecessor's place (KIP-345).
 
 use std::time::Duration;
 
