@@ -338,3 +338,7 @@ fn gone(error: std::io::Error) -> SessionError {
         _ => SessionError::Io(error),
     }
 }
+
+#[cfg(test)]
+#[path = "session_tests.rs"]
+mod tests;

@@ -113,15 +113,23 @@ impl LaneRules {
 impl View {
     /// The view of several groups that one reader cannot be told apart from. `None` where it may make
     /// no progress: what belongs to a PPE lane alone must not be read past by somebody else.
-    pub fn merged(mut views: Vec<View>) -> Option<View> {
-        views.dedup();
-        if views.len() <= 1 {
-            return views.pop();
+    pub fn merged(views: impl IntoIterator<Item = View>) -> Option<View> {
+        let mut distinct: Vec<View> = Vec::new();
+        for view in views {
+            // Every group in a PPE lane sees the same records.
+            let view = match view {
+                View::Lane(_, lane) if lane.is_ppe() => View::WholeLane(lane),
+                other => other,
+            };
+            if !distinct.contains(&view) {
+                distinct.push(view);
+            }
         }
-        if views.iter().all(|view| *view == views[0]) {
-            return views.pop();
+        match distinct.len() {
+            0 | 1 => distinct.pop(),
+            _ if distinct.iter().any(View::is_ppe) => None,
+            _ => Some(View::AnyOf(distinct)),
         }
-        if views.iter().any(View::is_ppe) { None } else { Some(View::AnyOf(views)) }
     }
 
     /// Sees records of a PPE lane.
@@ -216,6 +224,19 @@ mod tests {
         ] {
             assert!(!rules.sees(&other, &record(4), Offset(3)), "{other:?}");
         }
+    }
+
+    #[test]
+    fn readers_that_cannot_be_told_apart_see_a_boe_record_twice_and_never_read_past_a_ppe_one() {
+        let baseline = |group: &str| View::Baseline(GroupId::new(group));
+        let in_lane = |group: &str, name: &str| View::Lane(GroupId::new(group), lane(name));
+        assert_eq!(View::merged([baseline("a"), baseline("a")]), Some(baseline("a")));
+        let both = vec![baseline("a"), in_lane("a", "boe-a")];
+        assert_eq!(View::merged(both.clone()), Some(View::AnyOf(both)));
+        assert_eq!(View::merged([baseline("a"), in_lane("a", "ppe-x")]), None);
+        assert_eq!(View::merged([in_lane("a", "ppe-y"), in_lane("a", "ppe-x")]), None);
+        let same = View::merged([in_lane("a", "ppe-x"), in_lane("b", "ppe-x")]);
+        assert_eq!(same, Some(View::WholeLane(lane("ppe-x"))));
     }
 
     #[test]
