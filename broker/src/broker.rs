@@ -1,4 +1,5 @@
 //! The broker's state: who it is, its partitions, and the parts that own the rest.
+//! Opens and closes partitions; changes to topics are `topic_changes`, requests are `api`.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Weak};

@@ -58,7 +58,7 @@ impl Broker {
         let _one = self.topics.one_change().await;
         let topic = self.topics.delete(name).await?;
         if let Err(error) = self.delete_partitions(&topic.name, topic.id).await {
-            tracing::warn!(topic = %topic.name, id = %topic.id, %error, "files of a deleted topic stay for now");
+            tracing::warn!(topic = %topic.name, id = %topic.id, %error, "files of a deleted topic stay until the next start");
         }
         self.coordinator.topic_deleted(&topic.name).await;
         Ok(topic)

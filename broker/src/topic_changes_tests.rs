@@ -1,3 +1,6 @@
+//! Topic changes on a whole broker over memory stores: what a failed or repeated change leaves behind.
+//! The stores fail on purpose; no socket is opened.
+
 use broker_store::meta::Memory as MemoryMeta;
 use broker_store::{Faults, Flaky, Memory, MetaStore};
 use kafka::{BrokerId, ClusterId, LeaderEpoch, RegionId, RegionName};

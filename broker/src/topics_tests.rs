@@ -1,3 +1,6 @@
+//! The topic registry over a metadata store in memory: names, ids, settings, and who wins a race.
+//! What partitions do with a change is tested in `topic_changes_tests.rs`.
+
 use broker_store::meta::Memory;
 
 use super::*;

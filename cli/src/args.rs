@@ -1,4 +1,5 @@
-//! The command line as a person types it: every command, option and default, and nothing else.
+//! The command line as a person types it: every command, option and default.
+//! What a command does is in the file of its name.
 
 use std::path::PathBuf;
 
@@ -25,6 +26,10 @@ pub struct Cli {
     /// How log lines look
     #[arg(long, global = true, value_name = "FORMAT", default_value = "text", help_heading = "Log")]
     pub log_format: LogStyle,
+    /// Send logs and spans to this OpenTelemetry collector too (OTLP over gRPC)
+    #[cfg(feature = "otel")]
+    #[arg(long, global = true, env = "SEALANE_OTLP", value_name = "URL", help_heading = "Log")]
+    pub otlp: Option<String>,
     #[command(subcommand)]
     pub command: Command,
 }

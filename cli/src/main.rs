@@ -20,6 +20,7 @@ mod topic;
 
 use std::process::ExitCode;
 
+use chassis::telemetry::LogOptions;
 use clap::Parser as _;
 
 use crate::args::{Cli, Command, Mirror, MirrorCommand};
@@ -38,9 +39,17 @@ fn main() -> ExitCode {
 
 fn run(cli: Cli) -> anyhow::Result<()> {
     let levels = cli.log.clone().unwrap_or_else(|| default_levels(&cli.command).to_owned());
-    chassis::telemetry::init(&levels, cli.log_format.into())?;
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
+    let handle = runtime.handle().clone();
+    let inside = handle.enter();
+    let telemetry = chassis::telemetry::init(&LogOptions {
+        levels,
+        format: cli.log_format.into(),
+        #[cfg(feature = "otel")]
+        otlp: cli.otlp.clone(),
+    })?;
     let result = runtime.block_on(dispatch(cli.command));
+    drop((telemetry, inside));
     // What is blocked in a read of standard input must not hold the end up.
     runtime.shutdown_background();
     result

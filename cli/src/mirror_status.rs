@@ -169,6 +169,17 @@ fn description(status: &Status, all: bool) -> String {
             ]);
         }
     }
+    out.push_str(&if links.is_empty() { "no links\n".to_owned() } else { links.text() });
+    for table in [partitions, notes_table(status)] {
+        if !table.is_empty() {
+            out.push('\n');
+            out.push_str(&table.text());
+        }
+    }
+    out
+}
+
+fn notes_table(status: &Status) -> Table {
     let mut notes = Table::new(&["PEER", "NOTE", "TOPIC", "PARTITION", "FROM", "TO", "TEXT"]);
     for note in &status.notes {
         notes.row([
@@ -181,14 +192,7 @@ fn description(status: &Status, all: bool) -> String {
             note.text.clone(),
         ]);
     }
-    out.push_str(&if links.is_empty() { "no links\n".to_owned() } else { links.text() });
-    for table in [partitions, notes] {
-        if !table.is_empty() {
-            out.push('\n');
-            out.push_str(&table.text());
-        }
-    }
-    out
+    notes
 }
 
 /// A mirror reports every second or so.

@@ -1,3 +1,6 @@
+//! Markers as bytes: every marker survives, damaged ones are refused, and the layout is fixed.
+//! The bytes are part of every log on disk, so a change here needs a new version.
+
 use proptest::collection::vec;
 use proptest::option;
 use proptest::prelude::*;

@@ -1,3 +1,6 @@
+//! Records in batches: headers are a list, null and empty differ, and no bytes make the reader panic.
+//! Case: nisshi-io/nisshi#715 (C07).
+
 use proptest::collection::vec;
 use proptest::prelude::*;
 

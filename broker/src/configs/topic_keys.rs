@@ -1,4 +1,5 @@
 //! The keys of a topic, by name: Apache Kafka 4.4's, and ours.
+//! Each with its type, default, documentation and rule; what a value does is `partition::Settings`.
 
 use super::{Kind, Rule, TopicKey};
 

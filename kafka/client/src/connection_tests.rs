@@ -1,3 +1,6 @@
+//! A connection against a small broker of the test's own: order, fall-back versions, deadlines.
+//! The real broker is tested elsewhere; this one can misbehave.
+
 use std::future::Future;
 
 use kafka::messages::api_versions_response::ApiVersion;
