@@ -113,7 +113,13 @@ pub fn kill(mut client: Running) -> Result<Vec<Record>> {
 }
 
 /// Writes one last record for a side to each partition, named by `tag`.
-pub fn write_ends(bootstrap: &str, topic: &str, partitions: i32, lane: Option<&str>, tag: &str) -> Result<()> {
+pub fn write_ends(
+    bootstrap: &str,
+    topic: &str,
+    partitions: i32,
+    lane: Option<&str>,
+    tag: &str,
+) -> Result<()> {
     let mut conn = Conn::open(bootstrap)?;
     for partition in 0..partitions {
         let mut record = Record::numbered(&format!("{tag}-"), partition as usize);
@@ -135,6 +141,22 @@ pub fn wait_ends(clients: &[&Running], partitions: i32, tag: &str) -> Result<()>
         Ok(wanted.is_subset(&got))
     });
     waited.with_context(|| clients.iter().map(|client| client.complaints()).collect::<String>())
+}
+
+/// A twin must fail, and for the reason that the mechanism is there for.
+pub fn fails<T: std::fmt::Debug>(outcome: Result<T>, reasons: &[&str]) -> Result<()> {
+    match outcome {
+        Ok(stake) => bail!("the mechanism is off and nobody notices: {stake:?}"),
+        Err(error) => {
+            let text = format!("{error:#}");
+            println!("failed as it must: {text}");
+            ensure!(
+                reasons.iter().any(|reason| text.contains(reason)),
+                "it failed for another reason: {text}"
+            );
+            Ok(())
+        }
+    }
 }
 
 /// One side of a group: its baseline, or its consumers in one lane.
