@@ -28,6 +28,8 @@ pub struct Plan {
     arguments: Vec<String>,
     environment: Vec<(String, String)>,
     errors_allowed: Vec<String>,
+    /// Size of a tmpfs that holds the data; the ordinary disk when empty.
+    disk: String,
 }
 
 /// A `sealane local`: all regions in one process.
@@ -71,6 +73,12 @@ impl Plan {
         self
     }
 
+    /// Its data lies on a tmpfs of this size, in a mount namespace of its own.
+    pub fn small_disk(mut self, size: &str) -> Plan {
+        self.disk = size.to_owned();
+        self
+    }
+
     /// Starts it in a new folder and waits for `ready`.
     pub fn start(self) -> Result<Local> {
         let dir = tempfile::Builder::new().prefix("sealane-e2e").tempdir()?;
@@ -93,7 +101,15 @@ impl Local {
     }
 
     fn command(&self) -> Result<Command> {
-        let mut command = Command::new(binary()?);
+        let mut command = if self.plan.disk.is_empty() {
+            Command::new(binary()?)
+        } else {
+            let mut command = namespace()?;
+            let script = "mount -t tmpfs -o size=$1 none $2 && shift 2 && exec \"$@\"";
+            command.args(["sh", "-c", script, "sh", &self.plan.disk]).arg(self.data_dir()).arg(binary()?);
+            std::fs::create_dir_all(self.data_dir())?;
+            command
+        };
         command.arg("local").args(["--regions", &self.plan.regions.join(",")]);
         command.args(["--port-base", &self.ports.base.to_string(), "--log-format", "json"]);
         if self.plan.ephemeral {
@@ -142,6 +158,13 @@ impl Local {
     /// The part of the data that belongs to one region.
     pub fn region_dir(&self, region: usize) -> PathBuf {
         self.data_dir().join(&self.plan.regions[region])
+    }
+
+    /// The data as seen from outside of the process's mount namespace.
+    pub fn disk_path(&self) -> Result<PathBuf> {
+        let pid = self.pid().context("it does not run")?;
+        let inside = self.data_dir();
+        Ok(Path::new("/proc").join(pid.to_string()).join("root").join(inside.strip_prefix("/")?))
     }
 
     pub fn dir(&self) -> &Path {
@@ -260,8 +283,16 @@ impl Drop for Local {
     }
 }
 
+/// A command prefix that gives what follows a mount namespace of its own.
+pub fn namespace() -> Result<Command> {
+    let mut command = Command::new(crate::tools::program("unshare", "util-linux")?);
+    let root = rustix::process::geteuid().is_root();
+    command.arg(if root { "-m" } else { "-rm" });
+    Ok(command)
+}
+
 /// True for a line of level ERROR in either format, and for a panic.
-fn is_error(line: &str) -> bool {
+pub(crate) fn is_error(line: &str) -> bool {
     line.contains("\"level\":\"ERROR\"") || line.contains(" ERROR ") || line.contains("panicked at")
 }
 

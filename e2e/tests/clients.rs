@@ -340,11 +340,7 @@ fn collect(dir: &std::path::Path, files: &mut Vec<String>) -> Result<()> {
             if !path.ends_with("__cluster_metadata-0") {
                 collect(&path, files)?;
             }
-        } else if ["log", "index", "timeindex"]
-            .iter()
-            .any(|end| path.extension().is_some_and(|is| is == *end))
-            && path.metadata()?.len() > 0
-        {
+        } else if is_segment_file(&path) && path.metadata()?.len() > 0 {
             files.push(path.to_string_lossy().into_owned());
         }
     }
