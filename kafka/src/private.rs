@@ -192,7 +192,8 @@ pub struct OriginRead {
     pub batches: Bytes,
     /// All below was looked at.
     pub next: Offset,
-    /// After the last durable record of this origin: lag counts to here.
+    /// After the last record of this origin that the read met, or where it began if it met none; the
+    /// end of the log where the read did not get there. Lag counts to here.
     pub end: Offset,
     /// Offsets below are gone (retention, DeleteRecords): below it a covered range is a loss.
     pub log_start: Offset,

@@ -327,7 +327,8 @@ impl SendSub {
     fn cut_units(&mut self, sub: Sub, read: OriginRead, now: Now) -> Result<Vec<UnitFrame>, &'static str> {
         let batches = Batch::split_all(read.batches, false)
             .map_err(|_| "the broker's answer holds no whole batches")?;
-        let mut at = self.read_to;
+        let from = self.read_to;
+        let mut at = from;
         for batch in &batches {
             if batch.header.base_offset < at || batch.header.is_control() {
                 return Err("the broker's answer holds batches out of order, or markers");
@@ -361,7 +362,8 @@ impl SendSub {
         self.claim = None;
         self.read_to = read.next;
         self.end_known = true;
-        self.end = if read.end <= read.log_start { Offset::ZERO } else { read.end };
+        // A read that met no record of this origin knows of none after what was sent.
+        self.end = if read.end <= read.log_start.max(from) { Offset::ZERO } else { read.end };
         Ok(units)
     }
 

@@ -72,20 +72,21 @@ impl Partition {
                 return Some(FetchOutcome::Truncated { reason: format!("its log ends at {durable}") });
             }
         }
-        let end =
-            self.log[..durable].iter().rposition(|s| matches!(s, Slot::Own { .. })).map_or(0, |i| i + 1);
         let mut bytes = BytesMut::new();
-        let mut next = from;
+        let (mut next, mut last) = (from, from);
         for (offset, slot) in self.log.iter().enumerate().take(durable).skip(from) {
             if bytes.len() >= ask.bytes_max as usize {
                 break;
             }
             if let Slot::Own { id } = slot {
                 bytes.extend_from_slice(&own_batch(offset as i64, *id).bytes);
+                last = offset + 1;
             }
             next = offset + 1;
         }
-        let news = next > from || ask.known_end.0 != end as i64;
+        // As the broker says it: only a read to the end knows where the last own record is.
+        let end = if next >= durable { last } else { durable };
+        let news = next > from || ask.known_end < Offset::ZERO;
         news.then(|| {
             FetchOutcome::Read(OriginRead {
                 batches: bytes.freeze(),
@@ -728,6 +729,23 @@ fn a_silent_peer_is_given_up_and_its_lag_is_unknown_before_that() {
     west.on_time(Now(BEACON_MS + SILENCE_MS));
     let last = std::iter::from_fn(|| west.poll()).last();
     assert!(matches!(last, Some(Output::Close { code: LinkErrorCode::Silent, .. })), "{last:?}");
+}
+
+#[test]
+fn what_the_peer_wrote_is_no_lag_of_the_peer() {
+    let (mut east, mut west) = joined();
+    west.want(position(0, 0, None));
+    exchange(&mut east, &mut west, Now(0));
+    // East only mirrors: its log grows by what came from west, read after read.
+    for (from, next) in [(0, 4), (4, 9), (9, 12)] {
+        let wish = east.wishes(Now(0)).remove(0);
+        east.supply(wish.sub, Offset(from), read_of(from, &[], next), Now(0));
+        east.on_time(Now(BEACON_MS));
+        exchange(&mut east, &mut west, Now(BEACON_MS));
+        for report in [&east.report(Now(BEACON_MS))[0], &west.report(Now(BEACON_MS))[0]] {
+            assert_eq!((report.lag_records, report.lag_ms), (Some(0), Some(0)), "{report:?}");
+        }
+    }
 }
 
 #[test]
