@@ -214,9 +214,14 @@ impl TopicTask {
         }
     }
 
-    /// Offered topics that are others here than they were.
+    /// Offered topics that are others here than they were, or than what is wanted: one that came
+    /// and went between two looks is in neither list.
     fn changed_here(&self, before: &Topics, after: &Topics) -> Vec<TopicInfo> {
-        let differs = |name: &TopicName| before.by_name(name) != after.by_name(name);
+        let differs = |name: &TopicName| {
+            let now = after.by_name(name);
+            let wanted = self.wanted.get(name);
+            before.by_name(name) != now || wanted.is_some_and(|(id, ..)| now.map(|t| t.id) != Some(*id))
+        };
         self.offered.values().filter(|topic| differs(&topic.name)).cloned().collect()
     }
 
@@ -280,10 +285,7 @@ impl TopicTask {
             Some(local) => plan(&theirs, self.peer_region, Some(local), region, false),
             None => self.plan_missing(&theirs, region).await?,
         };
-        let as_wanted = |local: &TopicInfo| (local.id, theirs.id, theirs.partitions);
-        if planned == Plan::Align(Align::default())
-            && self.wanted.get(&theirs.name).copied() == local.as_ref().map(as_wanted)
-        {
+        if planned == Plan::Align(Align::default()) && self.is_wanted(&theirs, local.as_ref().map(|t| t.id)) {
             return Ok(());
         }
         let done = match planned {
@@ -302,13 +304,25 @@ impl TopicTask {
         }
     }
 
+    /// Whether all its partitions are wanted already, for this local incarnation where it is known.
+    fn is_wanted(&self, theirs: &TopicInfo, local: Option<TopicId>) -> bool {
+        self.wanted.get(&theirs.name).is_some_and(|(id, incarnation, partitions)| {
+            *incarnation == theirs.id
+                && *partitions == theirs.partitions
+                && local.is_none_or(|local| local == *id)
+        })
+    }
+
     /// The list of topics may be older than a topic that was just created, so ask before one counts
     /// as deleted.
     async fn plan_missing(&mut self, theirs: &TopicInfo, region: RegionId) -> Result<Plan, LocalError> {
         let deleted = self.linked.get(&theirs.name) == Some(&theirs.id);
         if deleted {
-            let first = vec![(theirs.name.clone(), PartitionIndex(0))];
-            if self.local.vectors(first).await?.iter().all(|vector| vector.error == ErrorCode::None) {
+            let first = self.local.vectors(vec![(theirs.name.clone(), PartitionIndex(0))]).await?;
+            if let Some(there) = first.first().filter(|vector| vector.error == ErrorCode::None) {
+                if self.wanted.get(&theirs.name).is_some_and(|(id, ..)| *id != there.id) {
+                    self.wanted.remove(&theirs.name);
+                }
                 return Ok(Plan::Align(Align::default()));
             }
         }
