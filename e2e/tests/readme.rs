@@ -28,7 +28,8 @@ fn blocks(info: &str) -> String {
 
 /// Runs a script in `dir` and returns what it printed.
 fn bash(script: &str, dir: &std::path::Path) -> Result<String> {
-    let output = Command::new("bash").args(["-euo", "pipefail", "-c", script]).current_dir(dir).output()?;
+    let bash = ["300", "bash", "-euo", "pipefail", "-c", script];
+    let output = Command::new("timeout").args(bash).current_dir(dir).output()?;
     let printed = String::from_utf8_lossy(&output.stdout).into_owned();
     let errors = String::from_utf8_lossy(&output.stderr);
     ensure!(output.status.success(), "{script}\nfailed ({}):\n{printed}\n{errors}", output.status);
