@@ -55,9 +55,11 @@ impl Export {
 
 impl Drop for Export {
     fn drop(&mut self) {
-        // The collector may be gone; there is nobody to tell.
-        let _ = self.spans.shutdown();
-        let _ = self.logs.shutdown();
+        let flushed = [self.spans.force_flush(), self.logs.force_flush()];
+        let ended = [self.spans.shutdown(), self.logs.shutdown()];
+        if flushed.iter().chain(&ended).any(Result::is_err) {
+            eprintln!("sealane: the OpenTelemetry collector did not take the last logs");
+        }
     }
 }
 
