@@ -10,7 +10,7 @@ use broker_store::{Reader, StoreError};
 use bytes::Bytes;
 use kafka::{Batch, BatchError, Offset};
 
-use super::{Condition, Partition, Position, State, Watermarks};
+use super::{Condition, Partition, Position, Queued, State, Watermarks};
 use crate::log::scan::ScanError;
 use crate::log::segment::{seek_boundary, seek_offset};
 use crate::log::{BatchEntry, SealedSegment};
@@ -185,7 +185,7 @@ impl Partition {
         max_bytes: usize,
         upto: ReadUpTo,
     ) -> Result<Result<Plan, Watermarks>, ReadError> {
-        let state = self.state.lock();
+        let mut state = self.state.lock();
         match &state.condition {
             Condition::Serving => {}
             Condition::Faulted(reason) => return Err(ReadError::Faulted(reason.clone())),
@@ -200,8 +200,14 @@ impl Partition {
             let Watermarks { log_start, high_watermark, .. } = watermarks;
             return Err(ReadError::OutOfRange { log_start, high_watermark });
         }
+        let behind = state.synced.offset < state.visible.offset;
+        if upto == ReadUpTo::Synced && behind && state.queued == Queued::No {
+            // Under `Durability::Os` nobody else asks for a sync.
+            state.queued = Queued::Lazy;
+            self.flusher.queue_lazily(self);
+        }
         let readable = match upto {
-            ReadUpTo::Synced if state.synced.offset < state.visible.offset => state.synced,
+            ReadUpTo::Synced if behind => state.synced,
             ReadUpTo::HighWatermark | ReadUpTo::Synced => state.visible,
         };
         if from >= readable.offset {

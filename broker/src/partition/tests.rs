@@ -204,6 +204,17 @@ fn readers_see_nothing_that_is_not_durable() {
 }
 
 #[test]
+fn a_read_of_what_is_synced_has_the_rest_synced_where_acknowledging_needs_no_sync() {
+    let fixture = Fixture { durability: Durability::Os, ..Fixture::new() };
+    let partition = fixture.open(0);
+    append(&partition, &batch(&["a"]));
+    assert_eq!(partition.origin_read(Offset(0), 1000, 1000).unwrap().end, Offset(0));
+    wait_until("the record is synced", || {
+        partition.origin_read(Offset(0), 1000, 1000).unwrap().batches.len() == 1
+    });
+}
+
+#[test]
 fn a_torn_tail_is_cut_and_nothing_else_is() {
     // Case: linkedin/kafka#409, basho/riak_kv#1120 (C16).
     type Damage = fn(&Fixture);
