@@ -78,6 +78,23 @@ static char *payload(size_t bytes) {
     return text;
 }
 
+/* Learns the leaders, so that this is not part of what is measured; how many partitions there are. */
+static int connect_to(rd_kafka_t *rk, const char *topic) {
+    rd_kafka_topic_t *handle = rd_kafka_topic_new(rk, topic, NULL);
+    for (int64_t end = now_us() + STALL_US; now_us() < end;) {
+        const struct rd_kafka_metadata *metadata;
+        rd_kafka_resp_err_t error = rd_kafka_metadata(rk, 0, handle, &metadata, 10000);
+        if (error) fail("metadata", rd_kafka_err2str(error));
+        int partitions = metadata->topics[0].err ? 0 : metadata->topics[0].partition_cnt;
+        rd_kafka_metadata_destroy(metadata);
+        if (partitions > 0) return partitions;
+        struct timespec nap = {0, 50 * 1000000};
+        nanosleep(&nap, NULL);
+    }
+    fail("no such topic", topic);
+    return 0;
+}
+
 /* A window into a larger random text, so that records of one batch differ. */
 #define TEXT_BYTES (1 << 20)
 
@@ -117,6 +134,7 @@ static void produce(char **arg) {
     set(conf, "request.required.acks", arg[5]);
     rd_kafka_t *rk = client(RD_KAFKA_PRODUCER, conf);
     char *text = payload(TEXT_BYTES + bytes);
+    connect_to(rk, topic);
     int64_t begin = now_us();
     int64_t lane_records = 0;
     for (int64_t i = 0; i < records; i++) {
@@ -131,7 +149,7 @@ static void produce(char **arg) {
     printf("{\"records\": %" PRId64 ", \"seconds\": %.6f, \"lane_records\": %" PRId64 "}\n", acked, seconds, lane_records);
 }
 
-static rd_kafka_t *consumer(const char *brokers, const char *topic, const char *group, int latest) {
+static rd_kafka_t *consumer(const char *brokers, const char *topic, const char *group) {
     rd_kafka_conf_t *conf = rd_kafka_conf_new();
     set(conf, "bootstrap.servers", brokers);
     set(conf, "group.id", group ? group : "perf");
@@ -144,14 +162,9 @@ static rd_kafka_t *consumer(const char *brokers, const char *topic, const char *
         rd_kafka_topic_partition_list_add(list, topic, RD_KAFKA_PARTITION_UA);
         if (rd_kafka_subscribe(rk, list)) fail("subscribe", topic);
     } else {
-        rd_kafka_topic_t *handle = rd_kafka_topic_new(rk, topic, NULL);
-        const struct rd_kafka_metadata *metadata;
-        rd_kafka_resp_err_t error = rd_kafka_metadata(rk, 0, handle, &metadata, 10000);
-        if (error) fail("metadata", rd_kafka_err2str(error));
-        for (int i = 0; i < metadata->topics[0].partition_cnt; i++)
-            rd_kafka_topic_partition_list_add(list, topic, i)->offset =
-                latest ? RD_KAFKA_OFFSET_END : RD_KAFKA_OFFSET_BEGINNING;
-        rd_kafka_metadata_destroy(metadata);
+        int partitions = connect_to(rk, topic);
+        for (int i = 0; i < partitions; i++)
+            rd_kafka_topic_partition_list_add(list, topic, i)->offset = RD_KAFKA_OFFSET_BEGINNING;
         if (rd_kafka_assign(rk, list)) fail("assign", topic);
     }
     rd_kafka_topic_partition_list_destroy(list);
@@ -161,7 +174,7 @@ static rd_kafka_t *consumer(const char *brokers, const char *topic, const char *
 static void consume(char **arg, int args) {
     int64_t records = atoll(arg[2]), seen = 0, bytes = 0;
     int64_t begin = now_us(), first = 0, moved = begin;
-    rd_kafka_t *rk = consumer(arg[0], arg[1], args > 3 ? arg[3] : NULL, 0);
+    rd_kafka_t *rk = consumer(arg[0], arg[1], args > 3 ? arg[3] : NULL);
     while (seen < records) {
         rd_kafka_message_t *message = rd_kafka_consumer_poll(rk, 100);
         if (now_us() - moved > STALL_US) fail("consume", "no record for 30 s");
@@ -241,7 +254,8 @@ static void latency(char **arg) {
     due_us = calloc(slots, sizeof *due_us);
     ack_us = calloc(slots, sizeof *ack_us);
     arrived_us = calloc((size_t)expected, sizeof *arrived_us);
-    rd_kafka_t *reader = consumer(arg[0], topic, NULL, 0);
+    connect_to(rk, topic);
+    rd_kafka_t *reader = consumer(arg[0], topic, NULL);
     pthread_t receiver, poller;
     pthread_create(&receiver, NULL, receive, reader);
     pthread_create(&poller, NULL, poll_all, rk);

@@ -15,7 +15,7 @@ use crate::usage;
 const GIGABYTE: f64 = 1e9;
 const MEBIBYTE: f64 = 1024.0 * 1024.0;
 /// Payload that makes the JVM compile its hot path before anything is measured.
-const WARM_UP_RECORDS: u64 = 600_000;
+const WARM_UP_RECORDS: (u64, u64) = (300_000, 600_000);
 /// Records per second and their number in a latency run.
 const RATE: u64 = 2_000;
 /// How long a started broker rests before its memory counts as idle.
@@ -69,7 +69,7 @@ pub fn run(scale: Scale) -> Result<()> {
     start_and_idle(scale, &mut samples)?;
     let brokers = [Contender::start(Kind::Kafka, "os")?, Contender::start(Kind::Sealane, "os")?];
     for broker in &brokers {
-        warm_up(broker)?;
+        warm_up(scale, broker)?;
         usage::reset_peak(broker.pid())?;
     }
     for round in 1..=scale.rounds {
@@ -114,9 +114,9 @@ fn start_and_idle(scale: Scale, samples: &mut Samples) -> Result<()> {
     Ok(())
 }
 
-fn warm_up(broker: &Contender) -> Result<()> {
+fn warm_up(scale: Scale, broker: &Contender) -> Result<()> {
     broker.create_topic("warm-up", 1, &[])?;
-    let load = Load::plain("warm-up", WARM_UP_RECORDS, 1024, "none");
+    let load = Load::plain("warm-up", scale.records(WARM_UP_RECORDS.0, WARM_UP_RECORDS.1), 1024, "none");
     load::produce(Client::Java, &broker.bootstrap(), &load)?;
     load::consume(Client::Java, &broker.bootstrap(), &load)?;
     load::produce(Client::Librdkafka, &broker.bootstrap(), &load)?;
@@ -156,8 +156,7 @@ fn latency(
 ) -> Result<()> {
     let topic = format!("latency-{round}-{record_bytes}-{partitions}");
     broker.create_topic(&topic, partitions, &[])?;
-    let records = RATE * if scale.quick { 5 } else { 20 };
-    let load = Load::plain(&topic, records, record_bytes, "none");
+    let load = Load::plain(&topic, scale.records(RATE * 5, RATE * 20), record_bytes, "none");
     let (ack, arrival) = load::latency(&broker.bootstrap(), &load, RATE)?;
     let cell = format!("latency {RATE}/s {record_bytes} B {partitions}p");
     for (metric, value) in [
@@ -181,11 +180,11 @@ fn synced(scale: Scale, samples: &mut Samples) -> Result<()> {
         for broker in in_turns(&brokers, round) {
             let topic = format!("synced-{round}");
             broker.create_topic(&topic, 1, &[("flush.messages", "1")])?;
-            let load = Load::plain(&topic, if scale.quick { 30_000 } else { 100_000 }, 1024, "none");
+            let load = Load::plain(&topic, scale.records(30_000, 100_000), 1024, "none");
             let before = broker.cpu_seconds()?;
             let rate = load::produce(Client::Java, &broker.bootstrap(), &load)?;
             let cpu = (broker.cpu_seconds()? - before) / (load.bytes() / GIGABYTE);
-            let latency = Load::plain(&topic, RATE * 2, 1024, "none");
+            let latency = Load::plain(&topic, scale.records(RATE, RATE * 4), 1024, "none");
             let (ack, _) = load::latency(&broker.bootstrap(), &latency, RATE / 4)?;
             for (metric, value) in [
                 ("sync_MB_per_s", rate),
@@ -206,15 +205,15 @@ fn cells(scale: Scale) -> Vec<Cell> {
     let all = [(100, "none", 1), (1024, "none", 1), (1024, "zstd", 12)];
     let more =
         [(100, "none", 12), (100, "zstd", 1), (100, "zstd", 12), (1024, "none", 12), (1024, "zstd", 1)];
-    let more = if scale.quick { &more[..0] } else { &more[..] };
-    let size = if scale.quick { 1 } else { 3 };
+    let more = if scale.is_full() { &more[..] } else { &more[..0] };
     let cell = |&(record_bytes, codec, partitions): &(u64, &'static str, i32)| {
-        let records = size * if record_bytes < 1024 { 800_000 } else { 200_000 };
+        let quick = if record_bytes < 1024 { 800_000 } else { 200_000 };
+        let records = scale.records(quick, 3 * quick);
         Cell { record_bytes, codec, partitions, records }
     };
     all.iter().chain(more).map(cell).collect()
 }
 
 fn latency_cells(scale: Scale) -> Vec<(u64, i32)> {
-    if scale.quick { vec![(1024, 1)] } else { vec![(1024, 1), (1024, 12), (100, 1)] }
+    if scale.is_full() { vec![(1024, 1), (1024, 12), (100, 1)] } else { vec![(1024, 1)] }
 }

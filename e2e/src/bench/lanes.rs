@@ -26,7 +26,7 @@ pub fn run(scale: Scale) -> Result<()> {
     let broker = Contender::start(Kind::Sealane, "os")?;
     let mut samples = Samples::default();
     for round in 1..=scale.rounds {
-        for &codec in if scale.quick { &["none"][..] } else { &["none", "zstd"][..] } {
+        for &codec in if scale.is_full() { &["none", "zstd"][..] } else { &["none"][..] } {
             for index in 0..VARIANTS.len() {
                 // Another one begins in each round.
                 one(scale, round, &broker, (index + round) % VARIANTS.len(), codec, &mut samples)?;
@@ -48,7 +48,7 @@ fn one(
     let (who, on, lane_per_mille, lanes) = VARIANTS[variant];
     let topic = format!("lanes-{round}-{codec}-{variant}");
     broker.create_topic(&topic, 1, if on { &[("sealane.lanes", "true")] } else { &[] })?;
-    let records = if scale.quick { 300_000 } else { 1_000_000 };
+    let records = scale.records(300_000, 1_000_000);
     let sent = Load { lane_per_mille, lanes, ..Load::plain(&topic, records, 1024, codec) };
     let hidden = records * u64::from(lane_per_mille) / 1000;
     let baseline = Load { records: records - hidden, ..sent.clone() };
@@ -78,5 +78,5 @@ fn write(scale: Scale, samples: &Samples) -> Result<()> {
     );
     text.push_str(&report::columns(samples, "MB_per_s", "Throughput, MB of payload per second", &whos));
     text.push_str(&report::columns(samples, "cpu_s_per_GB", "Broker CPU, seconds per GB of payload", &whos));
-    report::write("lanes", &text, samples)
+    report::write(scale, "lanes", &text, samples)
 }

@@ -59,7 +59,7 @@ pub fn run(scale: Scale) -> Result<()> {
     for round in 1..=scale.rounds {
         for (name, per_million) in LOSSES {
             relay.faults.lose(*per_million);
-            one(scale, round, name, &regions, &mut samples)?;
+            one(scale, round, name, &regions, &mut samples).with_context(|| logs(&dir))?;
         }
     }
     for (region, who) in regions.iter().zip(["mirror that sends", "mirror that applies"]) {
@@ -74,7 +74,7 @@ fn one(scale: Scale, round: usize, name: &str, regions: &[Region; 2], samples: &
     let topic = format!("far-{round}-{}", samples.all.len());
     Conn::open(east.kafka)?.create_topic(&topic, 4, &[])?;
     wait_for_topic(west.kafka, &topic)?;
-    let load = Load::plain(&topic, if scale.quick { 120_000 } else { 400_000 }, 1024, "none");
+    let load = Load::plain(&topic, scale.records(120_000, 400_000), 1024, "none");
     let before = mirrors_cpu(regions)?;
     let arrived = std::thread::scope(|scope| {
         let (bootstrap, load) = (west.kafka.to_string(), &load);
@@ -132,6 +132,17 @@ impl Drop for Service {
         let _ = self.0.kill();
         let _ = self.0.wait();
     }
+}
+
+/// What the services wrote, for a failure.
+fn logs(dir: &TempDir) -> String {
+    let mut text = String::new();
+    for log in ["east/broker.log", "east/mirror.log", "west/broker.log", "west/mirror.log"] {
+        let written = fs::read_to_string(dir.path().join(log)).unwrap_or_default();
+        let lines: Vec<&str> = written.lines().collect();
+        text.push_str(&format!("--- {log}\n{}\n", lines[lines.len().saturating_sub(300)..].join("\n")));
+    }
+    text
 }
 
 fn mirrors_cpu(regions: &[Region; 2]) -> Result<f64> {
@@ -195,5 +206,5 @@ fn write(scale: Scale, samples: &Samples) -> Result<()> {
     text.push_str(&report::columns(samples, "cpu_s_per_GB", "Mirror CPU, seconds per GB of payload", &both));
     let each = ["mirror that sends", "mirror that applies"];
     text.push_str(&report::columns(samples, "peak_rss_MiB", "Highest resident memory, MiB", &each));
-    report::write("mirror", &text, samples)
+    report::write(scale, "mirror", &text, samples)
 }

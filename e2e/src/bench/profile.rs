@@ -23,7 +23,7 @@ pub fn run(scale: Scale) -> Result<()> {
     let perf = tools::program("perf", "linux-perf")?;
     let broker = Contender::start(Kind::Sealane, "os")?;
     broker.create_topic("profile", 1, &[])?;
-    let load = Load::plain("profile", if scale.quick { 500_000 } else { 2_000_000 }, 1024, "none");
+    let load = Load::plain("profile", scale.records(500_000, 2_000_000), 1024, "none");
     let folder = tempfile::tempdir()?;
     let mut text = report::heading("Where the broker's CPU goes", "profile", scale)?;
     text.push_str("`perf record -e cpu-clock` on the broker, 1 KiB records, Kafka's ProducerPerformance and librdkafka; shares of its CPU time.\n");
@@ -73,5 +73,5 @@ pub fn run(scale: Scale) -> Result<()> {
         write!(text, "\n## {name}, {rate:.0} MB/s\n\n```\n{}\n```\n", lines.join("\n"))?;
     }
     broker.stop()?;
-    report::write("profile", &text, &Samples::default())
+    report::write(scale, "profile", &text, &Samples::default())
 }

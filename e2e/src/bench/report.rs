@@ -8,7 +8,7 @@ use std::process::Command;
 
 use anyhow::{Context, Result};
 
-use super::Scale;
+use super::{Scale, Size};
 use super::broker::TARGETS;
 use super::contender::Kind;
 use super::table::{Samples, figure};
@@ -72,22 +72,27 @@ pub fn write_broker(scale: Scale, samples: &Samples) -> Result<()> {
             writeln!(text, "| {cell} | {kafka} | {sealane} | {} |", figure(ratio))?;
         }
     }
-    write("broker", &text, samples)
+    write(scale, "broker", &text, samples)
 }
 
-/// Writes `docs/benchmarks/NAME.md` and `NAME.tsv`, and prints the report.
-pub fn write(name: &str, text: &str, samples: &Samples) -> Result<()> {
+/// Writes `docs/benchmarks/NAME.md` and `NAME.tsv`, and prints the report; a smoke run has nothing to keep.
+pub fn write(scale: Scale, name: &str, text: &str, samples: &Samples) -> Result<()> {
+    println!("{text}");
+    if scale.size == Size::Smoke {
+        return Ok(());
+    }
     let folder = folder();
     fs::create_dir_all(&folder).with_context(|| format!("create {}", folder.display()))?;
     fs::write(folder.join(format!("{name}.md")), text)?;
-    fs::write(folder.join(format!("{name}.tsv")), samples.tsv())?;
-    println!("{text}");
+    if !samples.all.is_empty() {
+        fs::write(folder.join(format!("{name}.tsv")), samples.tsv())?;
+    }
     Ok(())
 }
 
 /// Title, and what the figures were measured on and with.
 pub fn heading(title: &str, command: &str, scale: Scale) -> Result<String> {
-    let mode = if scale.quick { " --quick" } else { "" };
+    let mode = if scale.is_full() { "" } else { " --quick" };
     Ok(format!(
         "# {title}\n\nMade by `just bench {command}{mode}`, {} rounds; raw figures in `{command}.tsv`. Machine: {}; \
          Linux {}; {}; librdkafka {}; {}.\n\n",

@@ -2,17 +2,17 @@
 //! `docs/benchmarks/`. Build it and `sealane` in release first, as `just bench` does.
 
 use anyhow::{Context, Result, bail};
-use e2e::bench::{self, Scale};
+use e2e::bench::{self, Scale, Size};
 
 const USAGE: &str = "usage: bench broker|mirror|lanes|profile [--quick] [--rounds N]";
 
 fn main() -> Result<()> {
     let mut arguments = std::env::args().skip(1);
     let Some(part) = arguments.next() else { bail!(USAGE) };
-    let mut scale = Scale { quick: false, rounds: 5 };
+    let mut scale = Scale { size: Size::Full, rounds: 5 };
     while let Some(argument) = arguments.next() {
         match argument.as_str() {
-            "--quick" => scale.quick = true,
+            "--quick" => scale.size = Size::Quick,
             "--rounds" => scale.rounds = arguments.next().context(USAGE)?.parse().context(USAGE)?,
             _ => bail!(USAGE),
         }
