@@ -17,6 +17,7 @@ pub mod probe;
 pub mod process;
 pub mod relay;
 pub mod server;
+pub mod services;
 pub mod tools;
 pub mod usage;
 pub mod wire;

@@ -26,6 +26,8 @@ pub const REGIONS: [&str; 2] = ["east", "west"];
 pub enum Kind {
     Broker,
     Mirror,
+    /// One more mirror of the region, beside the first: only the apply rule keeps the two apart.
+    SecondMirror,
     LaneRouter,
 }
 
@@ -38,6 +40,8 @@ pub struct Options {
     pub foreign_peer: bool,
     /// Seconds of a lane's grace; the default when zero.
     pub lane_grace_seconds: u32,
+    /// Mechanisms that are off, for twins.
+    pub mechanism_off: String,
 }
 
 /// The processes of two regions.
@@ -81,7 +85,14 @@ impl Services {
         self.starts += 1;
         let (command_name, config) = match kind {
             Kind::Broker => ("broker", self.broker_config(region)),
-            Kind::Mirror => ("mirror", self.mirror_config(region)),
+            Kind::Mirror => {
+                let address = self.link.address.to_string();
+                ("mirror", self.mirror_config(region, 4, &address))
+            }
+            Kind::SecondMirror => {
+                let address = format!("127.0.0.1:{}", self.ports.base + 106);
+                ("second-mirror", self.mirror_config(region, 6, &address))
+            }
             Kind::LaneRouter => ("lane-router", self.router_config(region)),
         };
         let path = self.dir.path().join(format!("{command_name}-{region}.toml"));
@@ -89,13 +100,18 @@ impl Services {
         let log =
             File::create(self.dir.path().join(format!("{:03}-{command_name}-{region}.log", self.starts)))?;
         let mut command = Command::new(binary()?);
-        command.arg(command_name).arg("--config").arg(&path).args(["--log-format", "json"]);
+        command
+            .arg(command_name.trim_start_matches("second-"))
+            .arg("--config")
+            .arg(&path)
+            .args(["--log-format", "json"]);
         command.stdin(Stdio::null()).stdout(log.try_clone()?).stderr(log).current_dir(self.dir.path());
+        command.env("SEALANE_TEST_OFF", &self.options.mechanism_off);
         self.running.insert((kind, region), command.spawn()?);
         let port = match kind {
             Kind::Broker => self.ports.base + 100 * region as u16,
             Kind::LaneRouter => self.ports.base + 100 * region as u16 + 1,
-            Kind::Mirror => return Ok(()),
+            Kind::Mirror | Kind::SecondMirror => return Ok(()),
         };
         self.wait_until_serves(kind, region, port)
     }
@@ -199,7 +215,7 @@ impl Services {
         )
     }
 
-    fn mirror_config(&self, region: usize) -> String {
+    fn mirror_config(&self, region: usize, port: u16, peer: &str) -> String {
         let base = self.ports.base + 100 * region as u16;
         let streams = match self.options.streams_max {
             0 => String::new(),
@@ -209,16 +225,16 @@ impl Services {
             true => format!("[link_tls]\n{}", self.tls("foreign", "sealane-mirror")),
             false => String::new(),
         };
-        // The first region dials, through the relay.
+        // The first region dials.
         let address = match region {
-            0 => format!("address = \"{}\"\n", self.link.address),
+            0 => format!("address = \"{peer}\"\n"),
             _ => String::new(),
         };
         format!(
             "broker = \"127.0.0.1:{}\"\nbroker_server_name = \"sealane-broker\"\nbind = \"127.0.0.1:{}\"\n{streams}\
              [tls]\n{}{link_tls}[[links]]\npeer = {:?}\n{address}server_name = \"sealane-mirror\"\n",
             base + 5,
-            base + 4,
+            base + port,
             self.tls("own", "sealane-mirror"),
             REGIONS[1 - region],
         )

@@ -283,3 +283,57 @@ fn odd_headers_arrive_in_the_other_region_as_they_were() -> Result<()> {
     ensure!(logread::ensure_mirrored(&east, &west, "t")? == sent.len());
     Ok(())
 }
+
+/// Two mirrors in each region carry the same records at the same time.
+fn two_mirrors(options: Options) -> Result<(logread::Log, logread::Log)> {
+    let mut services = Services::start(options)?;
+    let both = [services.bootstrap(0), services.bootstrap(1)];
+    for region in [1, 0] {
+        services.spawn(Kind::SecondMirror, region)?;
+    }
+    Conn::open(&both[0])?.create_topic("t", 1, &[])?;
+    until("the topic in both regions", || Ok(ends(&both, "t").is_ok()))?;
+    let writers = vec![Writer::new("t", 0, "east-", 1), Writer::new("t", 0, "west-", 2)];
+    let load = Load::start(writers, &both);
+    std::thread::sleep(Duration::from_secs(2));
+    let writers = load.finish()?;
+    let total: u64 = writers.iter().map(Writer::made).sum();
+    for address in &both {
+        until("all records, or more than all", || Ok(Conn::open(address)?.count_records("t", 1)? >= total))?;
+    }
+    ensure_at_rest(&both, "t")?;
+    services.stop()?;
+    let (east, west) = (
+        logread::read(&services.region_dir(0), Some("t"))?,
+        logread::read(&services.region_dir(1), Some("t"))?,
+    );
+    writers[0].judge(&east)?;
+    writers[1].judge(&west)?;
+    println!("{total} records, {} markers in west", west.markers("t", "mirror"));
+    Ok((east, west))
+}
+
+#[test]
+fn two_mirrors_of_one_region_apply_every_record_once() -> Result<()> {
+    let (east, west) = two_mirrors(Options::default())?;
+    ensure!(logread::ensure_mirrored(&east, &west, "t")? > 0, "nothing was at stake");
+    ensure!(logread::ensure_mirrored(&west, &east, "t")? > 0, "nothing was at stake");
+    Ok(())
+}
+
+#[test]
+fn twin_without_the_apply_rule_repeats_records() -> Result<()> {
+    let off = Options { mechanism_off: "apply-rule".to_owned(), ..Options::default() };
+    match two_mirrors(off).and_then(|(east, west)| logread::ensure_mirrored(&east, &west, "t")) {
+        Ok(count) => anyhow::bail!("the rule is off and nobody notices in {count} records"),
+        Err(error) => {
+            let text = format!("{error:#}");
+            println!("failed as it must: {text}");
+            ensure!(
+                ["again", "arrived", "move by themselves"].iter().any(|reason| text.contains(reason)),
+                "{text}"
+            );
+            Ok(())
+        }
+    }
+}
