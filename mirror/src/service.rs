@@ -17,7 +17,7 @@ use kafka_client::{Endpoint, EndpointError};
 use tokio::sync::{mpsc, watch};
 use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
-use tracing::{info, warn};
+use tracing::{Instrument as _, info, warn};
 use uuid::Uuid;
 
 use crate::config::{Config, LinkConfig};
@@ -222,7 +222,8 @@ impl Keeper {
             wanted.send_replace(false);
             self.plan.metrics.connections.inc();
             let (state, reason, wait) = loop {
-                match run(&self.plan, arrival, arrivals, &self.stop).await {
+                let span = tracing::info_span!("link", peer = self.link.peer);
+                match run(&self.plan, arrival, arrivals, &self.stop).instrument(span).await {
                     End::Replaced(next) => arrival = next,
                     End::Stopping => return,
                     End::Lost(reason) => break (LinkState::Connecting, reason, LOST_WAIT),

@@ -12,6 +12,7 @@ use chassis::tls::{PeerIdentity, ServerTls, TlsError};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::Semaphore;
 use tokio_rustls::TlsAcceptor;
+use tracing::Instrument as _;
 
 use super::connection;
 use super::stream::Stream;
@@ -116,14 +117,17 @@ impl BoundListener {
                 tracing::debug!(listener = %self.info.name, %peer, "refused: connections_max is reached");
                 continue;
             };
-            let (broker, info, tls) = (broker.clone(), self.info.clone(), self.tls.clone());
-            broker.service.clone().spawn_child(async move {
+            let (service, broker) = (&broker.service, broker.clone());
+            let (info, tls) = (self.info.clone(), self.tls.clone());
+            let span = tracing::debug_span!("connection", listener = info.name, %peer);
+            let serving = async move {
                 let gauge = broker.metrics.connections.clone();
                 gauge.add(1);
                 serve_one(broker, info, tls, stream, peer).await;
                 gauge.add(-1);
                 drop(permit);
-            });
+            };
+            service.spawn_child(serving.instrument(span));
         }
     }
 }
