@@ -2,10 +2,12 @@
 //! Opens and closes partitions; changes to topics are `topic_changes`, requests are `api`.
 
 use std::collections::HashMap;
+use std::ops::Range;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use broker_store::{MetaError, MetaStore, SegmentStore, StoreError};
+use futures_util::StreamExt;
 use kafka::{BrokerId, ClusterId, LeaderEpoch, PartitionIndex, RegionId, RegionName, TopicId, TopicName};
 use lane_core::Lane;
 use parking_lot::RwLock;
@@ -22,7 +24,7 @@ use crate::metrics::{GroupMetrics, Metrics};
 use crate::partition::{Flusher, OpenPartition, Partition, Settings};
 use crate::producer_ids::ProducerIds;
 use crate::server::ListenerInfo;
-use crate::topics::TopicRegistry;
+use crate::topics::{Topic, TopicRegistry};
 
 /// Who this broker is, as the metadata store remembers it.
 #[derive(Clone, Debug)]
@@ -146,9 +148,7 @@ impl Broker {
         let missing = (open.len() as i32)..count;
         let (broker, name, settings) = (self.clone(), topic.clone(), settings.clone());
         let opened = tokio::task::spawn_blocking(move || {
-            missing
-                .map(|index| broker.open_one(&name, topic_id, index, &settings))
-                .collect::<Result<Vec<_>, _>>()
+            side_by_side(missing, |index| broker.open_one(&name, topic_id, index, &settings))
         });
         open.extend(opened.await.map_err(|_| OpenError::Interrupted(topic.clone()))??);
         let mut map = self.partitions.write();
@@ -202,13 +202,15 @@ impl Broker {
     /// Opens everything that the metadata store says is this broker's.
     pub async fn recover(self: &Arc<Self>) -> Result<(), OpenError> {
         self.remove_orphans()?;
-        for topic in self.topics.all() {
+        let topics = futures_util::stream::iter(self.topics.all());
+        let open = async |topic: Arc<Topic>| {
             let opened = self.open_partitions(&topic.name, topic.id, topic.partitions, &topic.settings).await;
             if let Err(error) = opened {
                 // The others are served; this one is tried again for as long as the broker runs.
                 tracing::error!(topic = %topic.name, %error, "a topic cannot be opened and is not served");
             }
-        }
+        };
+        topics.for_each_concurrent(TOPICS_OPENED_AT_ONCE, open).await;
         coordinator::serve_existing(self);
         self.coordinator.loaded().await;
         Ok(())
@@ -253,6 +255,35 @@ struct ClusterObject {
     region: String,
     region_id: Uuid,
     starts: i32,
+}
+
+const TOPICS_OPENED_AT_ONCE: usize = 8;
+const PARTITIONS_OPENED_AT_ONCE: usize = 8;
+
+/// Opens the partitions of one topic. It waits for the disk more than it works, and the disk syncs many
+/// files in little more time than one.
+fn side_by_side<T: Send, E: Send>(
+    indexes: Range<i32>,
+    open: impl Fn(i32) -> Result<T, E> + Sync,
+) -> Result<Vec<T>, E> {
+    let threads = indexes.len().min(PARTITIONS_OPENED_AT_ONCE);
+    if threads <= 1 {
+        return indexes.map(open).collect();
+    }
+    let shares = std::thread::scope(|scope| {
+        let work = |first: usize| {
+            let (open, share) = (&open, indexes.clone().skip(first).step_by(threads));
+            scope.spawn(move || share.map(|index| Ok((index, open(index)?))).collect::<Result<Vec<_>, E>>())
+        };
+        let workers: Vec<_> = (0..threads).map(work).collect();
+        workers
+            .into_iter()
+            .map(|worker| worker.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)))
+            .collect::<Result<Vec<_>, E>>()
+    })?;
+    let mut opened: Vec<(i32, T)> = shares.into_iter().flatten().collect();
+    opened.sort_by_key(|(index, _)| *index);
+    Ok(opened.into_iter().map(|(_, partition)| partition).collect())
 }
 
 /// Why the broker cannot say who it is.

@@ -53,6 +53,11 @@ impl File {
         Ok(File { inner: Arc::new(inner) })
     }
 
+    /// Whether there is a log in `dir`; a new one begins with nothing.
+    pub fn exists(dir: impl AsRef<Path>) -> bool {
+        dir.as_ref().join(LOG_NAME).exists()
+    }
+
     async fn write(
         &self,
         decide: impl FnOnce(&Table) -> Result<Change, MetaError> + Send + 'static,

@@ -200,26 +200,26 @@ impl Root {
     /// The parent of a file, made durable first.
     fn dir_of<'a>(&self, full: &'a Path) -> Result<&'a Path, StoreError> {
         let dir = full.parent().expect("a file of the store has a parent");
-        let mut known = self.dirs.lock();
-        self.make_dir(&mut known, dir).map_err(|e| StoreError::from_io(&e, "create directory", dir))?;
+        self.make_dir(dir).map_err(|e| StoreError::from_io(&e, "create directory", dir))?;
         Ok(dir)
     }
 
     /// A directory that exists may still not be durable (made just before a crash), so the first use
-    /// in a process syncs its parent in any case.
-    fn make_dir(&self, known: &mut HashSet<PathBuf>, dir: &Path) -> io::Result<()> {
-        if known.contains(dir) {
+    /// in a process syncs its parent in any case. Not under the lock: many are made at once, and two
+    /// that make the same one both sync.
+    fn make_dir(&self, dir: &Path) -> io::Result<()> {
+        if self.dirs.lock().contains(dir) {
             return Ok(());
         }
         let parent = dir.parent().expect("the root directory is always known");
-        self.make_dir(known, parent)?;
+        self.make_dir(parent)?;
         match fs::create_dir(dir) {
             Ok(()) => {}
             Err(e) if e.kind() == io::ErrorKind::AlreadyExists && dir.is_dir() => {}
             Err(e) => return Err(e),
         }
         sync_dir(parent)?;
-        known.insert(dir.to_owned());
+        self.dirs.lock().insert(dir.to_owned());
         Ok(())
     }
 }
