@@ -372,6 +372,8 @@ async fn a_ppe_record_is_never_seen_outside_its_lane_not_after_a_restart_either(
     }
     baseline.join("g").await;
     nobody_else_sees_ppe(&server).await;
+    // A member of the lane that is known again after the restart, but has not been heard of.
+    ppe.join("other@ppe-x").await;
     server.stop().await;
 
     let server = Server::start(dir.path(), 30).await;
@@ -384,7 +386,10 @@ async fn a_ppe_record_is_never_seen_outside_its_lane_not_after_a_restart_either(
     server.stop().await;
 }
 
-/// The offsets are 1 to 5 behind the extractor marker at 0.
+async fn marker_end(client: &Client) -> i64 {
+    client.fetch(0, 0).await.high_watermark
+}
+
 async fn nobody_else_sees_ppe(server: &Server) {
     let clients = [
         server.baseline("base").await,
@@ -396,7 +401,7 @@ async fn nobody_else_sees_ppe(server: &Server) {
     for (i, client) in clients.iter().enumerate() {
         let (values, end) = client.read_from(0).await;
         let right: &[&str] = if i < 3 { &["1", "3"] } else { &[] };
-        assert_eq!((values.as_slice(), end), (right.map_to_strings().as_slice(), 5), "client {i}");
+        assert_eq!((values, end), (right.map_to_strings(), marker_end(client).await), "client {i}");
         for from in 0..5 {
             let seen = client.fetch(from, 0).await.values;
             assert!(seen.iter().all(|v| !v.contains("ppe")), "client {i} from {from}: {seen:?}");

@@ -221,6 +221,11 @@ fn append(
     // for a list that changes all the time.
     for _ in 0..8 {
         let by = partition.with_fold(|fold| fold.lanes.extractors());
+        if by.is_empty() && partition.settings().lanes {
+            // Until the list is in the log nobody could tell a lane's record from the baseline's.
+            let wait = "lanes are being turned on for the topic";
+            return Err(Box::new(failed(index, ErrorCode::NotLeaderOrFollower, wait)));
+        }
         let judged = classify::judge(batch, by, lane.as_ref()).map_err(|refused| {
             let mut outcome = failed(index, refused.code, refused.message);
             outcome.answer.record_errors = refused.records;

@@ -115,7 +115,9 @@ impl Lanes {
         let host = format!("/{}", connection.peer.ip());
         let reader = Reader { client_id, principal: &connection.principal, host: &host };
         match (self.views.find(reader, &partition.topic, partition.index), lane) {
-            (Found::View(view), _) => Reading::View(view),
+            (Found::View(view), lane) if view.is_within(lane.as_ref()) => Reading::View(view),
+            // A lane that is going: nothing of it is shown outside, nothing from outside in it.
+            (Found::View(_), _) => Reading::Wait,
             (Found::Wait, _) => Reading::Wait,
             (Found::NoGroup, Some(lane)) => Reading::View(View::WholeLane(lane)),
             (Found::NoGroup, None) => {

@@ -39,7 +39,11 @@ impl AssignmentObserver for Lanes {
             .iter()
             .map(|m| Member {
                 client_id: &m.client_id,
-                principal: m.principal.clone(),
+                principal: match &role {
+                    // After a start members have not shown theirs yet, but only one speaks for lanes.
+                    Role::Lane { .. } => Some(Principal::Certificate(LANE_ROUTER_NAME.into())),
+                    Role::Baseline => m.principal.clone(),
+                },
                 host: &m.host,
                 partitions: &m.partitions,
             })

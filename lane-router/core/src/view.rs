@@ -132,6 +132,16 @@ impl View {
         }
     }
 
+    /// Whether a connection in `lane` may have this view: one in a lane sees only the lane, one in none
+    /// sees no PPE lane.
+    pub fn is_within(&self, lane: Option<&Lane>) -> bool {
+        match (self, lane) {
+            (View::AnyOf(views), _) => views.iter().all(|view| view.is_within(lane)),
+            (view, Some(lane)) => view.only_lane() == Some(lane),
+            (view, None) => !view.is_ppe(),
+        }
+    }
+
     /// Sees records of a PPE lane.
     pub fn is_ppe(&self) -> bool {
         matches!(self, View::Lane(_, lane) | View::WholeLane(lane) if lane.is_ppe())
@@ -237,6 +247,8 @@ mod tests {
         assert_eq!(View::merged([in_lane("a", "ppe-y"), in_lane("a", "ppe-x")]), None);
         let same = View::merged([in_lane("a", "ppe-x"), in_lane("b", "ppe-x")]);
         assert_eq!(same, Some(View::WholeLane(lane("ppe-x"))));
+        assert!(in_lane("a", "ppe-x").is_within(Some(&lane("ppe-x"))));
+        assert!(!in_lane("a", "ppe-x").is_within(None) && !baseline("a").is_within(Some(&lane("boe-a"))));
     }
 
     #[test]
