@@ -325,7 +325,9 @@ fn mask_fields(value: &mut Value, port: &str) {
         Value::Object(fields) => {
             for (name, field) in fields {
                 match name.as_str() {
-                    "port" if field.as_i64().is_some_and(|n| n.to_string() == port) => *field = json!("<port>"),
+                    "port" if field.as_i64().is_some_and(|n| n.to_string() == port) => {
+                        *field = json!("<port>")
+                    }
                     "logDir" => *field = json!("<folder>"),
                     "clusterId" if field.is_string() => *field = json!("<cluster>"),
                     "finalizedFeaturesEpoch" | "totalBytes" | "usableBytes" => {

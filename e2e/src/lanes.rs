@@ -140,7 +140,14 @@ pub fn wait_ends(clients: &[&Running], partitions: i32, tag: &str) -> Result<()>
             clients.iter().flat_map(|client| client.records()).map(|record| record.text()).collect();
         Ok(wanted.is_subset(&got))
     });
-    waited.with_context(|| clients.iter().map(|client| client.complaints()).collect::<String>())
+    waited.with_context(|| {
+        let said = clients.iter().map(|client| {
+            let records = client.records();
+            let last = records.last().map(Record::text);
+            format!("{} records, the last {last:?}; {}", records.len(), client.complaints())
+        });
+        said.collect::<Vec<_>>().join("; ")
+    })
 }
 
 /// A twin must fail, and for the reason that the mechanism is there for.

@@ -8,7 +8,7 @@ use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
 
@@ -20,9 +20,12 @@ use crate::wire::{self, BatchHead, Conn, Take, batch, produce_body};
 /// As many batches as the broker must remember of a producer.
 const IN_FLIGHT_MAX: usize = 5;
 const BATCH_RECORDS_MAX: u64 = 12;
-const VALUE_BYTES_MAX: u64 = 700;
+const VALUE_BYTES_MAX: u64 = 2_000;
 /// Answers after which the same batch is sent again: not leader, loading, storage, timeout and their kin.
 const RETRIED: &[i16] = &[3, 5, 6, 7, 9, 13, 14, 15, 19, 20, 56];
+
+/// How long a broker may say "try again".
+const RETRY_LIMIT: Duration = Duration::from_secs(30);
 
 /// A batch that waits for its answer.
 #[derive(Debug)]
@@ -93,6 +96,7 @@ impl Writer {
             self.producer = Some(conn.init_producer_id()?);
         }
         let mut sent = VecDeque::new();
+        let mut progress = Instant::now();
         loop {
             while sent.len() < IN_FLIGHT_MAX {
                 if sent.len() == self.unanswered.len() {
@@ -109,6 +113,12 @@ impl Writer {
             let Some(id) = sent.pop_front() else { return Ok(()) };
             let (error, base) = produced(&conn.answer(id)?)?;
             if RETRIED.contains(&error) {
+                ensure!(
+                    progress.elapsed() < RETRY_LIMIT,
+                    "{}-{}: produce answers error {error} again and again",
+                    self.topic,
+                    self.partition
+                );
                 // What was pipelined behind it fails or is a repeat; all of it is sent again, in order.
                 for id in sent.drain(..) {
                     conn.answer(id)?;
@@ -118,6 +128,7 @@ impl Writer {
             }
             ensure!(error == 0, "{}-{}: produce answers error {error}", self.topic, self.partition);
             self.answered(base)?;
+            progress = Instant::now();
         }
     }
 

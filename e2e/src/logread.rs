@@ -103,12 +103,12 @@ impl Log {
     /// activate to the next deactivate.
     pub fn is_lanes(&self, at: (&str, i32, i64), group: &str, lane: &str) -> bool {
         let (topic, partition, offset) = at;
-        let before = self.cuts.iter().filter(|cut| {
+        let mut before = self.cuts.iter().filter(|cut| {
             (cut.topic.as_str(), cut.partition) == (topic, partition)
                 && (cut.group.as_str(), cut.lane.as_str()) == (group, lane)
                 && cut.offset <= offset
         });
-        before.last().is_some_and(|cut| cut.activate)
+        before.next_back().is_some_and(|cut| cut.activate)
     }
 
     /// (key, value, headers, timestamp) of what was produced here, by partition, in order.

@@ -105,7 +105,11 @@ pub fn program(name: &str, package: &str) -> Result<PathBuf> {
 }
 
 /// Makes `name` whole: runs `install` in an empty folder unless an earlier run did with the same manifests.
-pub(crate) fn installed(name: &str, manifests: &[&Path], install: impl FnOnce(&Path) -> Result<()>) -> Result<PathBuf> {
+pub(crate) fn installed(
+    name: &str,
+    manifests: &[&Path],
+    install: impl FnOnce(&Path) -> Result<()>,
+) -> Result<PathBuf> {
     let root = cache_dir()?;
     let home = root.join(name);
     fs::create_dir_all(&root).with_context(|| format!("create {}", root.display()))?;

@@ -149,8 +149,15 @@ impl Conn {
         }
     }
 
+    /// Creates a topic, or fails.
+    pub fn create_topic(&mut self, topic: &str, partitions: i32, config: &[(&str, &str)]) -> Result<()> {
+        let error = self.try_create_topic(topic, partitions, config)?;
+        ensure!(error == 0, "CreateTopics of {topic} answers error {error}");
+        Ok(())
+    }
+
     /// CreateTopics 2; the error code.
-    pub fn create_topic(&mut self, topic: &str, partitions: i32, config: &[(&str, &str)]) -> Result<i16> {
+    pub fn try_create_topic(&mut self, topic: &str, partitions: i32, config: &[(&str, &str)]) -> Result<i16> {
         let mut body = Put::default();
         body.i32(1).string(Some(topic)).i32(partitions).i16(1).i32(0).i32(config.len() as i32);
         for (name, value) in config {

@@ -31,7 +31,7 @@ fn create_topic(local: &Local, topic: &str, partitions: i32) -> Result<()> {
 /// Records of the lane and of the baseline in turns on every partition, so that batches mix them.
 fn numbered(n: usize) -> Record {
     let record = Record::numbered("r", n).partition((n % PARTITIONS as usize) as i32);
-    if n / PARTITIONS as usize % 2 == 0 { record.header(HEADER, LANE) } else { record }
+    if (n / PARTITIONS as usize).is_multiple_of(2) { record.header(HEADER, LANE) } else { record }
 }
 
 fn consumer(library: Library, address: &str) -> Result<Running> {
@@ -255,8 +255,10 @@ fn a_lane_that_joins_and_leaves_five_times_under_load_loses_nothing() -> Result<
     let mut inside = Vec::new();
     for _ in 0..5 {
         inside.push(consume_and_leave(Library::FranzGo, &lane, 20)?);
+        wait_state(&local, LANE, "closed")?;
+        let gone = feed.acked();
+        until("records without the lane", || Ok(feed.acked() > gone + 20))?;
     }
-    wait_state(&local, LANE, "closed")?;
     let last = consumer(Library::FranzGo, &lane)?;
     wait_state(&local, LANE, "active")?;
     feed.finish()?;

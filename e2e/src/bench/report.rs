@@ -8,10 +8,10 @@ use std::process::Command;
 
 use anyhow::{Context, Result};
 
-use super::{Scale, Size};
 use super::broker::TARGETS;
 use super::contender::Kind;
 use super::table::{Samples, figure};
+use super::{Scale, Size};
 
 /// A promise about the ratio of Sealane's median to Kafka's.
 #[derive(Clone, Copy, Debug)]
