@@ -52,8 +52,11 @@ pub struct Shown {
 
 /// Reads of hidden data in one look; after that the fetch is answered with what progress there is.
 const ROUNDS_MAX: usize = 32;
-/// Entries of the batch index looked at in one step.
+/// Entries of the batch index looked at in one step, and such steps in one look.
 const ENTRIES_STEP: usize = 4096;
+const STEPS_MAX: usize = 64;
+/// Hidden batches in a row that a committed offset is rounded over at a time.
+const ROUND_UP_STEP: usize = 64;
 
 impl Scan {
     pub fn new(asked: Offset) -> Scan {
@@ -149,31 +152,31 @@ fn rules_for(partition: &Partition, from: Offset) -> Result<std::sync::Arc<LaneR
 }
 
 /// Moves a reader that sees only its lane to the next batch that may hold a record of it; false if
-/// there is none yet.
+/// none was found yet.
 fn skip_to_lane(partition: &Partition, reading: &Reading, scan: &mut Scan) -> Result<bool, ReadError> {
     let Reading::View(view) = reading else { return Ok(true) };
-    if view.only_lane().is_none() {
-        return Ok(true);
-    }
-    loop {
+    let Some(lane) = view.only_lane() else { return Ok(true) };
+    for _ in 0..STEPS_MAX {
         let from = scan.scanned;
-        let special = partition.special(from, ENTRIES_STEP)?;
-        let rules = rules_for(partition, from)?;
-        let seen = |entry: &&BatchEntry| match &entry.kind {
+        let seen = |rules: &LaneRules, entry: &BatchEntry| match &entry.kind {
             BatchKind::Lanes(summary) => {
-                entry.next > from && rules.showing(view, summary, entry.base) != Showing::Hidden
+                entry.next > from
+                    && summary.may_hold(lane)
+                    && rules.showing(view, summary, entry.base) != Showing::Hidden
             }
             BatchKind::Marker { .. } => false,
         };
-        if let Some(entry) = special.entries.iter().find(seen) {
+        let special = partition.special(from, ENTRIES_STEP, 1, seen)?;
+        if let Some(entry) = special.entries.first() {
             scan.scanned = from.max(entry.base);
             return Ok(true);
         }
         scan.scanned = from.max(special.upto);
         if scan.scanned >= special.high_watermark || scan.scanned == from {
-            return Ok(false);
+            break;
         }
     }
+    Ok(false)
 }
 
 /// The next offset at or above `from` that `reading` may see, or the high watermark: where a group
@@ -187,17 +190,15 @@ pub fn round_up(partition: &Partition, reading: &Reading, from: Offset) -> Resul
         return Ok(scan.scanned);
     }
     for _ in 0..ROUNDS_MAX {
-        let special = partition.special(scan.scanned, ENTRIES_STEP)?;
-        let rules = rules_for(partition, scan.scanned)?;
-        let mut moved = false;
+        let from = scan.scanned;
+        let hidden = |rules: &LaneRules, entry: &BatchEntry| is_hidden(reading, rules, entry);
+        let special = partition.special(from, ROUND_UP_STEP, ROUND_UP_STEP, hidden)?;
         for entry in &special.entries {
-            let here = entry.base <= scan.scanned && scan.scanned < entry.next;
-            if here && is_hidden(reading, &rules, entry) {
+            if entry.base <= scan.scanned && scan.scanned < entry.next {
                 scan.scanned = entry.next.min(special.high_watermark);
-                moved = true;
             }
         }
-        if !moved {
+        if scan.scanned == from {
             break;
         }
     }

@@ -6,12 +6,12 @@ use std::sync::Arc;
 
 use kafka::control::{LanePurge, Marker};
 use kafka::{Batch, GroupId, Offset, PartitionIndex, TopicName};
-use lane_core::{Lane, RecordLane, View};
+use lane_core::{Lane, LaneRules, RecordLane, View};
 
 use super::Lanes;
 use super::cuts::CloseError;
 use crate::clock;
-use crate::log::BatchKind;
+use crate::log::{BatchEntry, BatchKind};
 use crate::partition::{AppendError, DurableError, Partition, ReadError, ReadUpTo};
 
 /// Everything about one lane.
@@ -150,13 +150,14 @@ fn try_count(
 ) -> Result<Option<u64>, ReadError> {
     let (mut at, mut total, mut batches) = (from, 0, 0);
     loop {
-        let special = partition.special(at, STEP)?;
-        let rules = partition.with_fold(|fold| fold.lanes.rules());
+        let holds = |_: &LaneRules, entry: &BatchEntry| match &entry.kind {
+            BatchKind::Lanes(summary) => entry.next > at && summary.may_hold(lane),
+            BatchKind::Marker { .. } => false,
+        };
+        let special = partition.special(at, STEP, STEP, holds)?;
+        let rules = &special.rules;
         for entry in &special.entries {
             let BatchKind::Lanes(summary) = &entry.kind else { continue };
-            if entry.next <= at || !summary.may_hold(lane) {
-                continue;
-            }
             batches += 1;
             if batches > COUNT_BATCHES_MAX {
                 return Ok(None);
