@@ -197,7 +197,7 @@ impl Link {
             Frame::Beacon { ends } => self.receive.beacon(&ends, now),
             Frame::Refuse { sub, why } => {
                 let mut events = Vec::new();
-                self.receive.refused(sub, why, &mut self.frames, &mut events);
+                self.receive.refused(sub, why, now, &mut self.frames, &mut events);
                 self.outputs.extend(events);
             }
             Frame::Hello(_) | Frame::Error { .. } => unreachable!("handled by phase"),

@@ -107,7 +107,7 @@ struct Driver<'a> {
     /// The waiting read was told to end.
     woken: bool,
     bucket: Bucket,
-    reported: Instant,
+    reported: Option<Instant>,
     expires: Option<Instant>,
     peer_region: Option<RegionId>,
 }
@@ -136,7 +136,7 @@ impl<'a> Driver<'a> {
             reading: None,
             woken: false,
             bucket: Bucket::new(plan.rate_max),
-            reported: Instant::now() - REPORT,
+            reported: None,
             expires,
             peer_region: None,
         }
@@ -369,10 +369,10 @@ impl<'a> Driver<'a> {
     }
 
     fn report(&mut self) {
-        if self.reported.elapsed() < REPORT {
+        if self.reported.is_some_and(|at| at.elapsed() < REPORT) {
             return;
         }
-        self.reported = Instant::now();
+        self.reported = Some(Instant::now());
         let partitions = self.link.report(now());
         let (sent_bytes, received_bytes) = self.session.traffic();
         let state = match self.link.is_up() {

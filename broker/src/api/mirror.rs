@@ -217,19 +217,15 @@ impl Fetch {
     }
 
     fn look_at(&self, from: &FetchFrom, bytes_max: usize) -> Option<FetchOutcome> {
-        let Some(partition) = self.broker.partition(from.topic.as_str(), from.partition.0) else {
-            let now = self.broker.topics.by_name(from.topic.as_str()).map(|topic| topic.id);
-            return Some(match now {
-                // Its topic has fewer partitions, or is just being opened.
-                Some(id) if id == from.id => {
-                    failed(ErrorCode::UnknownTopicOrPartition, "the partition is not open")
-                }
-                now => FetchOutcome::Incarnation { now },
-            });
-        };
-        if partition.topic_id != from.id {
-            return Some(FetchOutcome::Incarnation { now: Some(partition.topic_id) });
+        let now = self.broker.topics.by_name(from.topic.as_str()).map(|topic| topic.id);
+        if now != Some(from.id) {
+            return Some(FetchOutcome::Incarnation { now });
         }
+        // The partitions follow their topic a moment later.
+        let open = self.broker.partition(from.topic.as_str(), from.partition.0);
+        let Some(partition) = open.filter(|partition| partition.topic_id == from.id) else {
+            return Some(failed(ErrorCode::UnknownTopicOrPartition, "the partition is not open"));
+        };
         match check_history(&partition, from) {
             Ok(None) => {}
             Ok(Some(reason)) => return Some(FetchOutcome::Truncated { reason }),

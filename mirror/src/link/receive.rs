@@ -9,7 +9,7 @@ use std::collections::BTreeMap;
 use kafka::private::{AppendOutcome, Claim, Direction, LinkState, PartitionReport, Unit};
 use kafka::{Offset, PartitionIndex, RegionId, TopicId, TopicName};
 
-use super::frame::{Frame, Refusal, Sub, UNIT_FRAME_BYTES_MAX, UnitFrame, Want};
+use super::frame::{Frame, LIST_MAX, Refusal, Sub, UNIT_FRAME_BYTES_MAX, UnitFrame, Want};
 use super::{BEACON_MS, Now, Output, STUCK_MS};
 
 /// A partition: its name.
@@ -240,7 +240,14 @@ impl ReceiveHalf {
         }
     }
 
-    pub(super) fn refused(&mut self, sub: Sub, why: Refusal, out: &mut Vec<Frame>, events: &mut Vec<Output>) {
+    pub(super) fn refused(
+        &mut self,
+        sub: Sub,
+        why: Refusal,
+        now: Now,
+        out: &mut Vec<Frame>,
+        events: &mut Vec<Output>,
+    ) {
         let Some(place) = self.subs.get(&sub).cloned() else { return };
         let halt = match why {
             Refusal::Truncated(reason) => {
@@ -249,7 +256,11 @@ impl ReceiveHalf {
                 events.push(Output::SourceTruncated { place: place.clone(), next, reason: reason.clone() });
                 Halt::Faulted(reason)
             }
-            Refusal::Incarnation => Halt::Paused("the source's topic was deleted or recreated".to_owned()),
+            // An offer says what it is now; should none come, the source is asked again.
+            Refusal::Incarnation => {
+                let reason = "the source's topic was deleted or recreated".to_owned();
+                Halt::Retry(now.plus(RETRY_MS_MAX), reason)
+            }
         };
         // The source has ended it already, and keeps it to show why.
         self.subs.remove(&sub);
@@ -270,9 +281,8 @@ impl ReceiveHalf {
 
     /// Acks and credit that are due.
     pub(super) fn flush(&mut self, out: &mut Vec<Frame>) {
-        if !self.acks.is_empty() {
-            out.push(Frame::Ack { acks: std::mem::take(&mut self.acks).into_iter().collect() });
-        }
+        let acks: Vec<(Sub, Offset)> = std::mem::take(&mut self.acks).into_iter().collect();
+        out.extend(acks.chunks(LIST_MAX).map(|some| Frame::Ack { acks: some.to_vec() }));
         let granted = self.consumed + self.pool_bytes;
         if granted - self.granted >= self.pool_bytes / 8 || self.granted == 0 {
             self.granted = granted;

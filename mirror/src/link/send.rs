@@ -16,6 +16,8 @@ use kafka::{Batch, Offset, PartitionIndex, TopicId, TopicName};
 use super::frame::{Frame, LIST_MAX, OFFER_TOPICS_MAX, Refusal, Sub, UnitFrame, Want};
 use super::{Now, STUCK_MS};
 
+/// Subscriptions of one connection: what one read can name.
+const SUBS_MAX: usize = kafka::limits::ARRAY_LEN_MAX;
 /// A unit ends when it holds this much; one batch alone may be larger.
 pub const UNIT_BYTES: usize = 1024 * 1024;
 /// Units that may wait for one data stream before reading for it pauses.
@@ -123,7 +125,7 @@ impl SendHalf {
         if self.subs.contains_key(&want.sub) {
             return Err("a subscription number was used twice");
         }
-        if self.subs.len() >= LIST_MAX {
+        if self.subs.len() >= SUBS_MAX {
             return Err("too many subscriptions");
         }
         // A refused one was kept only to be shown.
