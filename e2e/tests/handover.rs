@@ -58,8 +58,8 @@ fn come_restart_and_go(plan: Plan) -> Result<Judged> {
     wait_state(&local, LANE, "closed")?;
     let lag = feed.acked() - outside[0].len();
 
-    let behind = consumer(Library::Sarama, &baseline)?;
-    inside.push(consume_and_leave(Library::FranzGo, &lane, 20)?);
+    let behind = consumer(Library::FranzGo, &baseline)?;
+    inside.push(consume_and_leave(Library::Sarama, &lane, 20)?);
     wait_state(&local, LANE, "closed")?;
     let after = feed.acked();
     until("some records after the lane went", || Ok(feed.acked() > after + 20))?;

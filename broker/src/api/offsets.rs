@@ -184,7 +184,7 @@ async fn fetch_one(ctx: &Ctx, id: &StrBytes, topics: Option<ByTopic>) -> Result<
         };
         topics.iter().filter_map(parsed).flatten().collect()
     });
-    let known = match coordinator.is_serving() {
+    let mut known = match coordinator.is_serving() {
         true => {
             let ask = |reply| Message::FetchOffsets { group: group.clone(), wanted: wanted.clone(), reply };
             coordinator.ask(&group, ask).await??
@@ -192,6 +192,12 @@ async fn fetch_one(ctx: &Ctx, id: &StrBytes, topics: Option<ByTopic>) -> Result<
         // No group was ever here.
         false => wanted.unwrap_or_default().into_iter().map(|key| (key, None)).collect(),
     };
+    if topics.is_none() {
+        let begun = coordinator.observer().begun(&group).into_iter().map(|key| (key, None));
+        let fresh: Vec<_> = begun.filter(|(key, _)| !known.iter().any(|(k, _)| k == key)).collect();
+        known.extend(fresh);
+        known.sort_by(|one, other| one.0.cmp(&other.0));
+    }
     let mut by_partition = HashMap::new();
     let mut all: ByTopic = Vec::new();
     for ((topic, partition), committed) in known {

@@ -55,6 +55,9 @@ pub trait AssignmentObserver: Send + Sync {
         committed: Option<Offset>,
     ) -> Option<Offset>;
 
+    /// Partitions where the group has a place to begin at though it has committed nothing.
+    fn begun(&self, group: &GroupId) -> Vec<(TopicName, PartitionIndex)>;
+
     /// Whether the offset may not expire, whatever its age.
     fn keeps_offset(&self, group: &GroupId, topic: &TopicName, partition: PartitionIndex) -> bool;
 

@@ -70,6 +70,10 @@ impl AssignmentObserver for Notes {
         committed
     }
 
+    fn begun(&self, _: &GroupId) -> Vec<(TopicName, PartitionIndex)> {
+        Vec::new()
+    }
+
     fn keeps_offset(&self, group: &GroupId, _: &TopicName, _: PartitionIndex) -> bool {
         group.as_str().contains('@')
     }

@@ -171,6 +171,12 @@ impl Cuts {
         inner.held.get(&(group.clone(), lane.clone())).is_some_and(|h| h.contains(&(topic.clone(), index)))
     }
 
+    /// Every partition that members of the group in the lane hold.
+    pub fn held_by(&self, group: &GroupId, lane: &Lane) -> Vec<(TopicName, PartitionIndex)> {
+        let inner = self.inner.lock();
+        inner.held.get(&(group.clone(), lane.clone())).into_iter().flatten().cloned().collect()
+    }
+
     fn now(&self) -> u64 {
         self.started.elapsed().as_millis() as u64
     }

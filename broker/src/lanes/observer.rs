@@ -91,6 +91,14 @@ impl AssignmentObserver for Lanes {
         Some(rounded.map_or(from, |to| to.max(from)))
     }
 
+    /// A lane's group stands somewhere from its first assignment on: an idle one has no lag, and says so.
+    fn begun(&self, group: &GroupId) -> Vec<(TopicName, PartitionIndex)> {
+        match self.role(group) {
+            Role::Lane { base, lane } => self.cuts.held_by(&base, &lane),
+            Role::Baseline => Vec::new(),
+        }
+    }
+
     /// What waits for a lane must not be read by chance because its position was forgotten.
     fn keeps_offset(&self, group: &GroupId, topic: &TopicName, partition: PartitionIndex) -> bool {
         let Some((base, lane)) = split_group(group.as_str()) else { return false };
