@@ -111,6 +111,13 @@ pub fn consume_in_group(bootstrap: &str, load: &Load, group: &str) -> Result<f64
     read_with(&["consume", bootstrap, &load.topic, &load.records.to_string(), group], load)
 }
 
+/// As [`consume`] with librdkafka while the load is still being made: megabytes per second of the whole wait, the
+/// time to the first record too.
+pub fn consume_along(bootstrap: &str, load: &Load) -> Result<f64> {
+    let answer = rdkafka(&["consume", bootstrap, &load.topic, &load.records.to_string()])?;
+    Ok(load.bytes() / answer["seconds"].as_f64().context("no seconds")? / MEGABYTE)
+}
+
 fn read_with(arguments: &[&str], load: &Load) -> Result<f64> {
     let answer = rdkafka(arguments)?;
     let time = |name: &str| answer[name].as_f64().context("no seconds");

@@ -78,7 +78,7 @@ fn one(scale: Scale, round: usize, name: &str, regions: &[Region; 2], samples: &
     let before = mirrors_cpu(regions)?;
     let arrived = std::thread::scope(|scope| {
         let (bootstrap, load) = (west.kafka.to_string(), &load);
-        let reader = scope.spawn(move || load::consume(Client::Librdkafka, &bootstrap, load));
+        let reader = scope.spawn(move || load::consume_along(&bootstrap, load));
         load::produce(Client::Librdkafka, &east.kafka.to_string(), load)?;
         reader.join().expect("the reader returns its errors")
     })?;
@@ -197,9 +197,9 @@ fn write(scale: Scale, samples: &Samples) -> Result<()> {
     let mut text = report::heading("The mirror over a long line", "mirror", scale)?;
     text.push_str(
         "Two regions, 100 ms round trip, 200 Mbit/s with a queue of 100 ms, 1 KiB records, 4 partitions, plain; \
-         relay, brokers and clients share the machine. Goodput is payload as a consumer in the other region sees \
-         it; CPU is that of both mirror processes for each GB of payload. Median over the rounds, lowest and \
-         highest in parentheses.\n",
+         relay, brokers and clients share the machine. Goodput is payload over the time from the first record \
+         produced here to the last one consumed there; CPU is that of both mirror processes for each GB of \
+         payload. Median over the rounds, lowest and highest in parentheses.\n",
     );
     let both = ["both mirrors"];
     text.push_str(&report::columns(samples, "Mbit_per_s", "Goodput, Mbit of payload per second", &both));
