@@ -7,11 +7,13 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, LazyLock};
 use std::time::Duration;
 
+use broker_core::fold::Origin;
 use broker_store::{Faults, Flaky, Memory};
 use kafka::batch::Codec;
 use kafka::record::{BatchBuilder, Records};
 use kafka::{
-    Batch, LeaderEpoch, Offset, PartitionIndex, ProducerEpoch, ProducerId, TimestampMs, TopicId, TopicName,
+    Batch, LeaderEpoch, Offset, PartitionIndex, ProducerEpoch, ProducerId, RegionId, TimestampMs, TopicId,
+    TopicName,
 };
 use lane_core::Extractors;
 use proptest::prelude::*;
@@ -40,6 +42,10 @@ enum Step {
         bytes: usize,
     },
     Repeat,
+    /// A unit of the mirror, of so many batches.
+    Unit {
+        batches: u8,
+    },
     Flush,
     DeleteRecords {
         share: u8,
@@ -66,6 +72,7 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
     let step = prop_oneof![
         12 => (1..4_u8, 0..300_usize).prop_map(|(records, bytes)| Step::Append { records, bytes }),
         2 => Just(Step::Repeat),
+        4 => (1..5_u8).prop_map(|batches| Step::Unit { batches }),
         6 => Just(Step::Flush),
         1 => (0..=100_u8).prop_map(|share| Step::DeleteRecords { share }),
         1 => Just(Step::Retention),
@@ -96,6 +103,8 @@ struct World {
     next_sequence: i32,
     /// Last offset and last sequence of every batch that may still be there.
     batches: Vec<(i64, i32)>,
+    /// Offset of every unit's marker, the offset after it, and what the vector says from then on.
+    units: Vec<(i64, i64, Offset)>,
     /// The latest batch that was acknowledged, and its offset.
     last_acknowledged: Option<(Batch, Offset)>,
     unacknowledged: Vec<(Batch, Appended)>,
@@ -118,6 +127,7 @@ impl World {
             next_value: 0,
             next_sequence: 0,
             batches: Vec::new(),
+            units: Vec::new(),
             last_acknowledged: None,
             unacknowledged: Vec::new(),
         }
@@ -142,6 +152,7 @@ impl World {
         match step {
             Step::Append { records, bytes } => self.append(*records, *bytes),
             Step::Repeat => self.repeat(),
+            Step::Unit { batches } => self.append_unit(i64::from(*batches)),
             Step::Flush => self.partition.flush(),
             Step::DeleteRecords { share } => {
                 let marks = self.partition.watermarks();
@@ -194,6 +205,42 @@ impl World {
         self.next_sequence += i32::from(records);
         self.batches.push((appended.last_offset.0, self.next_sequence - 1));
         self.unacknowledged.push((batch, appended));
+    }
+
+    /// A mirror asks what is there and sends what follows; and sends it once more.
+    fn append_unit(&mut self, count: i64) {
+        let first = self.vector();
+        let batch = |origin: i64| {
+            let mut builder = BatchBuilder::new(Offset(origin), TimestampMs(1_000), Codec::None);
+            builder.push(0, 0, None, Some(mirrored(origin).as_bytes()), &[]);
+            builder.build()
+        };
+        let unit = MirrorUnit {
+            origin: ORIGIN.region,
+            incarnation: ORIGIN.incarnation,
+            first,
+            batches: (first.0..first.0 + count).map(batch).collect(),
+            extractors: None,
+            last_rewritten: false,
+        };
+        let Ok(UnitOutcome::Applied { next, local_next }) = self.partition.append_unit(&unit, NOW) else {
+            return;
+        };
+        let marker = local_next.0 - count - 1;
+        self.written.insert(marker, "marker".to_owned());
+        for i in 0..count {
+            self.written.insert(marker + 1 + i, mirrored(first.0 + i));
+        }
+        self.units.push((marker, local_next.0, next));
+        if let Ok(again) = self.partition.append_unit(&unit, NOW) {
+            assert_eq!(again, UnitOutcome::Duplicate { next });
+        }
+    }
+
+    /// The next offset of the origin.
+    fn vector(&self) -> Offset {
+        self.partition
+            .with_fold(|fold| fold.vector.get(&ORIGIN).map_or(Offset::ZERO, |position| position.next))
     }
 
     /// A producer that lost the answer sends again: the same offset, and nothing is added.
@@ -285,9 +332,24 @@ impl World {
     fn forget_lost_batches(&mut self, end: i64) {
         self.unacknowledged.retain(|(_, appended)| appended.last_offset.0 < end);
         self.batches.retain(|(last_offset, _)| *last_offset < end);
+        for (marker, after, _) in &self.units {
+            assert!(
+                end <= *marker || *after <= end,
+                "half of the unit at {marker} is there: the log ends at {end}"
+            );
+        }
+        self.units.retain(|(_, after, _)| *after <= end);
+        assert_eq!(self.vector(), self.units.last().map_or(Offset::ZERO, |(_, _, next)| *next));
         self.last_acknowledged.take_if(|(_, base)| base.0 >= end);
         self.next_sequence = self.batches.last().map_or(0, |(_, last_sequence)| last_sequence + 1);
     }
+}
+
+const ORIGIN: Origin =
+    Origin { region: RegionId(Uuid::from_u128(1)), incarnation: TopicId(Uuid::from_u128(2)) };
+
+fn mirrored(origin_offset: i64) -> String {
+    format!("mirrored {origin_offset} {}", "y".repeat(100))
 }
 
 /// `PARTITION_CRASH_CASES` asks for more.
@@ -336,6 +398,10 @@ fn read(partition: &Partition) -> Option<Vec<(i64, String)>> {
         };
         let Some(slice) = outcome.slice else { return Some(records) };
         for batch in Batch::split_all(slice.bytes().unwrap(), true).unwrap() {
+            if batch.header.is_control() {
+                records.push((batch.header.base_offset.0, "marker".to_owned()));
+                continue;
+            }
             let section = kafka::record::unpack(&batch).unwrap();
             for record in Records::new(&section, batch.header.record_count).map(Result::unwrap) {
                 let offset = batch.header.base_offset.0 + i64::from(record.offset_delta);
