@@ -55,5 +55,7 @@ The file says only how to reach things: topics, lanes and their settings are obj
 `sealane local` needs no file.
 
 Certificate files are looked at every 5 seconds and taken when they have changed. Logs: `--log` or `SEALANE_LOG`
-for levels (`info,broker=debug`), `--log-format text|json`; always to standard error.
+for levels (`info,broker=debug`), `--log-format text|json`; always to standard error. A binary that is built with
+`--features otel` also sends logs and spans to an OpenTelemetry collector: `--otlp http://HOST:4317` or
+`SEALANE_OTLP` (OTLP over gRPC). Connections are spans of level debug.
 ";
