@@ -227,11 +227,14 @@ impl Keeper {
                     End::Replaced(next) => arrival = next,
                     End::Stopping => return,
                     End::Lost(reason) => break (LinkState::Connecting, reason, LOST_WAIT),
+                    // Told beforehand; no fault.
+                    End::Refused(LinkErrorCode::Stopping, text) => {
+                        info!(peer = self.link.peer, "link is down: {text}");
+                        said.clone_from(&text);
+                        break (LinkState::Connecting, text, LOST_WAIT);
+                    }
                     // Two mirrors that start at once may both give way; no fault.
-                    End::Refused(
-                        LinkErrorCode::Replaced | LinkErrorCode::Stopping | LinkErrorCode::Silent,
-                        text,
-                    ) => {
+                    End::Refused(LinkErrorCode::Replaced | LinkErrorCode::Silent, text) => {
                         break (LinkState::Connecting, text, LOST_WAIT);
                     }
                     End::Refused(_, text) => break (LinkState::Faulted, text, REFUSED_WAIT),
