@@ -280,17 +280,21 @@ impl<'a> Driver<'a> {
     }
 
     fn on_net(&mut self, event: NetEvent) -> Option<End> {
-        let mut next = Some(event);
-        for _ in 0..EVENTS_PER_TURN {
-            match next? {
+        let (mut event, mut handled) = (event, 0);
+        loop {
+            match event {
                 NetEvent::Frame(frame) => self.link.on_frame(frame, now()),
                 NetEvent::Unit(unit) => self.link.on_unit(unit, now()),
                 NetEvent::Garbage(text) => self.link.on_garbage(text),
                 NetEvent::Closed(reason) => return Some(End::Lost(reason)),
             }
-            next = self.session.try_next();
+            handled += 1;
+            if handled == EVENTS_PER_TURN {
+                // Nothing is taken that this turn does not handle.
+                return None;
+            }
+            event = self.session.try_next()?;
         }
-        None
     }
 
     fn on_sink(&mut self, event: SinkEvent) -> Option<End> {

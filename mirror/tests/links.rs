@@ -62,6 +62,26 @@ async fn both_regions_converge_and_their_logs_rest() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn every_partition_of_a_wide_topic_crosses() {
+    // Far more control frames at once than one turn of a session handles.
+    const WIDE: i32 = 400;
+    let base = tempfile::tempdir().unwrap();
+    let (mut east, west) = two(base.path(), Storage::Memory).await;
+    east.client().await.create("t", WIDE, &[]).await;
+    for round in 0..3 {
+        let all = eventually(async || {
+            [east.link("west"), west.link("east")].iter().all(|(.., partitions)| {
+                partitions.iter().filter(|p| p.lag_records == Some(0)).count() == 2 * WIDE as usize
+            })
+        });
+        assert!(all.await, "round {round}: {:?} {:?}", east.link("west"), west.link("east"));
+        east.stop_mirror().await;
+        east.start_mirror(vec![east.link_to(&west)]).await;
+    }
+    stop([east, west]).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn brokers_and_mirrors_may_restart_at_any_time() {
     let base = tempfile::tempdir().unwrap();
     let (mut east, mut west) = two(base.path(), Storage::Disk).await;
