@@ -309,16 +309,46 @@ fn build() -> Result<PathBuf> {
     // target/<profile>/deps/<test>-<hash>
     let test = std::env::current_exe()?;
     let profile = test.parent().and_then(Path::parent).context("a test lies in target/<profile>/deps")?;
-    let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
-    let mut command = Command::new(cargo);
+    let binary = profile.join("sealane");
+    let workspace = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
+    // `cargo test --workspace` has just built it; to ask cargo again would only wait for its lock.
+    if newer_than_sources(&binary, &workspace)? {
+        return Ok(binary);
+    }
+    // Not $CARGO: where one cargo was started by another, it names the outer one, of another toolchain.
+    let mut command = Command::new("cargo");
     command.args(["build", "--quiet", "--package", "sealane", "--bin", "sealane"]);
     if profile.ends_with("release") {
         command.arg("--release");
     }
-    command.current_dir(Path::new(env!("CARGO_MANIFEST_DIR")).join(".."));
-    let output = command.output().context("run cargo")?;
+    let output = command.current_dir(&workspace).output().context("run cargo")?;
     ensure!(output.status.success(), "cargo build:\n{}", String::from_utf8_lossy(&output.stderr));
-    let binary = profile.join("sealane");
     ensure!(binary.is_file(), "no {} after cargo build", binary.display());
     Ok(binary)
+}
+
+/// True when nothing that the binary is made of has changed since it was made. Tests are not part of it.
+fn newer_than_sources(binary: &Path, workspace: &Path) -> Result<bool> {
+    let Ok(built) = binary.metadata().and_then(|file| file.modified()) else { return Ok(false) };
+    let mut folders = vec![workspace.to_owned()];
+    while let Some(folder) = folders.pop() {
+        for entry in fs::read_dir(&folder)? {
+            let (path, kind) =
+                (entry.as_ref().map(|entry| entry.path()), entry.as_ref().map(|entry| entry.file_type()));
+            let (Ok(path), Ok(Ok(kind))) = (path, kind) else { continue };
+            let name = path.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
+            if kind.is_dir() {
+                if !["target", ".git", "e2e", "tests", "docs", "fuzz", "node_modules"]
+                    .contains(&name.as_str())
+                {
+                    folders.push(path);
+                }
+            } else if [".rs", ".toml", ".lock", ".proto"].iter().any(|end| name.ends_with(end))
+                && path.metadata()?.modified()? > built
+            {
+                return Ok(false);
+            }
+        }
+    }
+    Ok(true)
 }

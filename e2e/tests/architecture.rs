@@ -46,9 +46,8 @@ struct Graph {
 
 impl Graph {
     fn read() -> Result<Graph> {
-        let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
         let workspace = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
-        let output = Command::new(cargo)
+        let output = Command::new("cargo")
             .args([
                 "metadata",
                 "--format-version",
