@@ -327,25 +327,23 @@ fn build() -> Result<PathBuf> {
     Ok(binary)
 }
 
-/// True when nothing that the binary is made of has changed since it was made. Tests are not part of it.
+/// True when nothing that the binary is made of has changed since it was made.
 fn newer_than_sources(binary: &Path, workspace: &Path) -> Result<bool> {
+    const NOT_PART_OF_IT: [&str; 7] = ["target", ".git", "e2e", "tests", "docs", "fuzz", "node_modules"];
     let Ok(built) = binary.metadata().and_then(|file| file.modified()) else { return Ok(false) };
     let mut folders = vec![workspace.to_owned()];
     while let Some(folder) = folders.pop() {
         for entry in fs::read_dir(&folder)? {
-            let (path, kind) =
-                (entry.as_ref().map(|entry| entry.path()), entry.as_ref().map(|entry| entry.file_type()));
-            let (Ok(path), Ok(Ok(kind))) = (path, kind) else { continue };
-            let name = path.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
-            if kind.is_dir() {
-                if !["target", ".git", "e2e", "tests", "docs", "fuzz", "node_modules"]
-                    .contains(&name.as_str())
-                {
-                    folders.push(path);
+            let entry = entry?;
+            let name = entry.file_name().to_string_lossy().into_owned();
+            if entry.file_type()?.is_dir() {
+                if !NOT_PART_OF_IT.contains(&name.as_str()) {
+                    folders.push(entry.path());
                 }
-            } else if [".rs", ".toml", ".lock", ".proto"].iter().any(|end| name.ends_with(end))
-                && path.metadata()?.modified()? > built
-            {
+                continue;
+            }
+            let is_source = [".rs", ".toml", ".lock", ".proto"].iter().any(|end| name.ends_with(end));
+            if is_source && entry.metadata()?.modified()? > built {
                 return Ok(false);
             }
         }
