@@ -1,9 +1,10 @@
 //! Apache Kafka and Sealane side by side: both run all the time, and each round gives both the same loads, in turns.
 //! Start-up and idle memory are measured on processes of their own. What the product promises is in [`TARGETS`].
 
+use std::fs;
 use std::time::Duration;
 
-use anyhow::Result;
+use anyhow::{Context, Result};
 
 use super::Scale;
 use super::contender::{Contender, Kind};
@@ -91,6 +92,15 @@ pub fn run(scale: Scale) -> Result<()> {
     }
     synced(scale, &mut samples)?;
     report::write_broker(scale, &samples)
+}
+
+/// Writes the report again from `docs/benchmarks/broker.tsv`.
+pub fn report_again(scale: Scale) -> Result<()> {
+    let file = report::folder().join("broker.tsv");
+    let text = fs::read_to_string(&file).with_context(|| format!("read {}", file.display()))?;
+    let samples = Samples::from_tsv(&text)?;
+    let rounds = samples.all.iter().map(|sample| sample.round).max().unwrap_or(0);
+    report::write_broker(Scale { rounds, ..scale }, &samples)
 }
 
 /// The order alternates, so that a drift of the machine does not favour one.

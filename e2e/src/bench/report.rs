@@ -34,7 +34,7 @@ struct Row<'a> {
 }
 
 /// Metrics of the comparison and their headings, in the order of the report.
-const METRICS: &[(&str, &str)] = &[
+pub(super) const METRICS: &[(&str, &str)] = &[
     ("MB_per_s", "Throughput, MB of payload per second"),
     ("cpu_s_per_GB", "Broker CPU, seconds per GB of payload"),
     ("ack_p50_us", "Latency to acknowledgement, p50, µs"),
@@ -163,7 +163,7 @@ fn rows<'a>(samples: &'a Samples, metric: &str) -> Vec<Row<'a>> {
     samples.cells(metric).into_iter().filter_map(row).collect()
 }
 
-fn folder() -> PathBuf {
+pub(super) fn folder() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/benchmarks")
 }
 

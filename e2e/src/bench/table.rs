@@ -3,6 +3,10 @@
 use std::collections::BTreeSet;
 use std::fmt::Write;
 
+use anyhow::{Context, Result, bail};
+
+use super::report;
+
 /// One measured figure.
 #[derive(Clone, Debug)]
 pub struct Sample {
@@ -47,6 +51,20 @@ impl Samples {
         let mut seen = BTreeSet::new();
         let with = self.all.iter().filter(|sample| sample.metric == metric);
         with.filter(|sample| seen.insert(&sample.cell)).map(|sample| sample.cell.as_str()).collect()
+    }
+
+    /// Reads what [`Samples::tsv`] wrote. Lines of a metric that nobody reports are an error.
+    pub fn from_tsv(text: &str) -> Result<Samples> {
+        let mut samples = Samples::default();
+        for line in text.lines().skip(1) {
+            let columns: Vec<&str> = line.split('\t').collect();
+            let [round, who, cell, metric, value] = columns[..] else { bail!("not five columns: {line}") };
+            let metric = report::METRICS.iter().map(|(known, _)| *known).find(|known| *known == metric);
+            let metric = metric.context("an unknown metric")?;
+            let (who, cell) = (who.to_owned(), cell.to_owned());
+            samples.all.push(Sample { round: round.parse()?, who, cell, metric, value: value.parse()? });
+        }
+        Ok(samples)
     }
 
     /// Tab-separated, with a heading line.

@@ -1,10 +1,10 @@
-//! `bench broker|mirror|lanes|profile [--quick] [--rounds N]`: measures, prints the tables and keeps them in
+//! `bench broker|report|mirror|lanes|profile [--quick] [--rounds N]`: measures, prints the tables and keeps them in
 //! `docs/benchmarks/`. Build it and `sealane` in release first, as `just bench` does.
 
 use anyhow::{Context, Result, bail};
 use e2e::bench::{self, Scale, Size};
 
-const USAGE: &str = "usage: bench broker|mirror|lanes|profile [--quick] [--rounds N]";
+const USAGE: &str = "usage: bench broker|report|mirror|lanes|profile [--quick] [--rounds N]";
 
 fn main() -> Result<()> {
     let mut arguments = std::env::args().skip(1);
@@ -19,6 +19,8 @@ fn main() -> Result<()> {
     }
     match part.as_str() {
         "broker" => bench::broker::run(scale),
+        // The table again from the raw figures.
+        "report" => bench::broker::report_again(scale),
         "mirror" => bench::mirror::run(scale),
         "lanes" => bench::lanes::run(scale),
         "profile" => bench::profile::run(scale),
