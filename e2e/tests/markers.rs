@@ -15,6 +15,8 @@ const TOPIC: &str = "t";
 const LANE: &str = "boe-cart";
 const PARTITIONS: i32 = 2;
 const ROUNDS: usize = 5;
+/// Clients whose position goes over what is no record.
+const POSITIONED: [Library; 2] = [Library::KafkaPython, Library::Aiokafka];
 const ISOLATIONS: [&str; 2] = ["read_uncommitted", "read_committed"];
 const GROUPS: &str = "org.apache.kafka.tools.consumer.group.ConsumerGroupCommand";
 
@@ -96,13 +98,13 @@ fn read_in_groups(bootstrap: &str, written: &Written) -> Result<Vec<String>> {
         for isolation in ISOLATIONS {
             let group = format!("{}-{isolation}", library.name());
             let options = ["--group", &group, "--commit", "--isolation", isolation];
-            if matches!(library, Library::Confluent | Library::KafkaPython | Library::Aiokafka) {
+            if POSITIONED.contains(&library) {
                 let (read, ends) = library.read_to_end(bootstrap, TOPIC, &options)?;
                 same(&group, &read, &wanted)?;
                 let at_end = ends.iter().all(|(_, position, high)| position == high);
                 ensure!(ends.len() == PARTITIONS as usize && at_end, "{group} ends at {ends:?}");
             } else {
-                // Their position is that of the last record; the group's lag tells the rest.
+                // They speak of the last record alone; the group's lag tells the rest.
                 same(&group, &library.consume(bootstrap, TOPIC, wanted.len(), &options)?, &wanted)?;
             }
             groups.push(group);
@@ -126,7 +128,11 @@ fn read_alone(bootstrap: &str, written: &Written) -> Result<()> {
             let (read, ends) = library.read_to_end(bootstrap, TOPIC, &["--isolation", isolation])?;
             same(library.name(), &read, &written.base)?;
             let at_end = ends.iter().all(|(_, position, high)| position == high);
-            ensure!(at_end, "{} {isolation} ends at {ends:?}", library.name());
+            ensure!(
+                at_end || !POSITIONED.contains(&library),
+                "{} {isolation} ends at {ends:?}",
+                library.name()
+            );
         }
     }
     for isolation in ISOLATIONS {
