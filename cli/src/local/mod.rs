@@ -168,12 +168,13 @@ fn broker_config(
     }
 }
 
-/// Links to every other region, over UDP; of two regions the first dials.
+/// Links to every other region, over UDP. Of two regions the one that starts later dials: the other is
+/// there to answer.
 fn mirror_config(plan: &RegionPlan, plans: &[RegionPlan], certificates: &Certificates) -> mirror::Config {
     let own = plans.iter().position(|other| other == plan);
     let link = |(index, peer): (usize, &RegionPlan)| mirror::LinkConfig {
         peer: peer.name.clone(),
-        address: (own < Some(index)).then(|| peer.address(peer.mirror)),
+        address: (own > Some(index)).then(|| peer.address(peer.mirror)),
         server_name: Some(MIRROR_NAME.to_owned()),
         ..mirror::LinkConfig::default()
     };
