@@ -14,7 +14,7 @@ use e2e::{dump, logread, peer, tools};
 const TOPIC: &str = "t";
 const LANE: &str = "boe-cart";
 const PARTITIONS: i32 = 2;
-const ROUNDS: usize = 5;
+const ROUNDS: usize = 4;
 /// Clients whose position goes over what is no record.
 const POSITIONED: [Library; 2] = [Library::KafkaPython, Library::Aiokafka];
 const ISOLATIONS: [&str; 2] = ["read_uncommitted", "read_committed"];
@@ -36,7 +36,7 @@ impl Written {
     fn add(&mut self, local: &Local, region: usize, prefix: &str, lane: Option<&str>) -> Result<()> {
         let mut conn = Conn::open(local.bootstrap(region))?;
         for partition in 0..PARTITIONS {
-            let records: Vec<Record> = (0..4)
+            let records: Vec<Record> = (0..2)
                 .map(|n| {
                     let record = Record::numbered(&format!("{prefix}-{partition}-"), n);
                     if let Some(lane) = lane { record.header(HEADER, lane) } else { record }
@@ -62,7 +62,7 @@ fn marked() -> Result<(Local, Written)> {
     for round in 0..ROUNDS {
         written.add(&local, 0, &format!("east-{round}"), None)?;
         written.add(&local, 1, &format!("west-{round}"), None)?;
-        let options = ["--group", "visitor", "--commit", "--count", "8", "--seconds", "110"];
+        let options = ["--group", "visitor", "--commit", "--count", "4", "--seconds", "110"];
         let mut visitor = Library::FranzGo.start("consume", &lane, TOPIC, &options)?;
         wait_state(&local, LANE, "active")?;
         written.add(&local, 0, &format!("lane-{round}"), Some(LANE))?;
@@ -91,11 +91,15 @@ fn same(who: &str, read: &[Record], wanted: &BTreeSet<String>) -> Result<()> {
 }
 
 /// Reads as a group's member with every client; the names of the groups.
-fn read_in_groups(bootstrap: &str, written: &Written) -> Result<Vec<String>> {
+fn read_in_groups(region: usize, bootstrap: &str, written: &Written) -> Result<Vec<String>> {
     let wanted = written.all();
     let mut groups = Vec::new();
     for library in Library::ALL {
         for isolation in ISOLATIONS {
+            // It commits behind its own long polls, a quarter of a second for each record: once is enough.
+            if library == Library::Sarama && isolation != ISOLATIONS[region] {
+                continue;
+            }
             let group = format!("{}-{isolation}", library.name());
             let options = ["--group", &group, "--commit", "--isolation", isolation];
             if POSITIONED.contains(&library) {
@@ -167,7 +171,8 @@ fn a_topic_full_of_markers_reads_clean_and_without_lag_from_every_client() -> Re
     let (mut local, written) = marked()?;
     for region in 0..2 {
         let bootstrap = local.bootstrap(region);
-        let groups = read_in_groups(&bootstrap, &written).with_context(|| format!("region {region}"))?;
+        let groups =
+            read_in_groups(region, &bootstrap, &written).with_context(|| format!("region {region}"))?;
         read_alone(&bootstrap, &written).with_context(|| format!("region {region}"))?;
         ensure_no_lag(&bootstrap, &groups)?;
     }
