@@ -52,8 +52,11 @@ impl CertificateDir {
         };
         let key = key_pair(&pem).map_err(|reason| invalid(&path, reason))?;
         let certificate = first_certificate(&path, &pem)?;
-        // Written every time: a crash may have come between the two files.
-        replace(&dir.join("ca.crt"), &certificate_part(&pem), 0o644)?;
+        // A crash may have come between the two files. One that is right is left: the disk may be full.
+        let (public, part) = (dir.join("ca.crt"), certificate_part(&pem));
+        if read_if_there(&public)?.as_ref() != Some(&part) {
+            replace(&public, &part, 0o644)?;
+        }
         let authority = Issuer::from_ca_cert_der(&certificate, key).map_err(|error| invalid(&path, error))?;
         Ok(CertificateDir { dir: dir.to_owned(), authority })
     }
@@ -210,6 +213,19 @@ mod tests {
         let first = leaf(&["localhost", "127.0.0.1", "::1"]);
         assert_eq!(first, leaf(&["localhost", "127.0.0.1", "::1"]));
         assert_ne!(first, leaf(&["localhost", "10.0.0.7"]), "a new host needs a new certificate");
+    }
+
+    #[test]
+    fn the_second_start_writes_nothing() {
+        let dir = tempfile::tempdir().expect("a directory");
+        let open = || CertificateDir::open(dir.path()).and_then(|dir| dir.leaf("broker", &[])).expect("made");
+        open();
+        // What a full disk refuses is a new file; this refuses it too.
+        fs::create_dir(dir.path().join("ca.new")).expect("made");
+        fs::create_dir(dir.path().join("broker.new")).expect("made");
+        open();
+        fs::write(dir.path().join("ca.crt"), "torn").expect("written");
+        assert!(CertificateDir::open(dir.path()).is_err(), "the test cannot tell whether a file is written");
     }
 
     #[test]
