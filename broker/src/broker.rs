@@ -68,6 +68,8 @@ pub enum OpenError {
     Interrupted(TopicName),
     #[error(transparent)]
     Store(#[from] StoreError),
+    #[error(transparent)]
+    Meta(#[from] MetaError),
 }
 
 /// What a broker is made of.
@@ -196,12 +198,16 @@ impl Broker {
             store.delete(&dir.map_err(|e| StoreError::Io(e.to_string()))?)
         };
         let deleted = tokio::task::spawn_blocking(delete).await;
-        deleted.map_err(|_| StoreError::Io("interrupted".into()))?
+        deleted.map_err(|_| StoreError::Io("interrupted".into()))??;
+        if let Err(error) = self.topics.files_gone(topic_id).await {
+            tracing::warn!(%topic, %error, "that its files are gone is noted at the next start");
+        }
+        Ok(())
     }
 
     /// Opens everything that the metadata store says is this broker's.
     pub async fn recover(self: &Arc<Self>) -> Result<(), OpenError> {
-        self.remove_orphans()?;
+        self.remove_deleted().await?;
         let topics = futures_util::stream::iter(self.topics.all());
         let open = async |topic: Arc<Topic>| {
             let opened = self.open_partitions(&topic.name, topic.id, topic.partitions, &topic.settings).await;
@@ -216,15 +222,27 @@ impl Broker {
         Ok(())
     }
 
-    /// Files of topics that were deleted before their files were.
-    fn remove_orphans(&self) -> Result<(), OpenError> {
+    /// Removes what is left of topics whose deletion is on record. Files that no record explains are
+    /// not touched: metadata that lost its end, or is of an older day, must not cost any data.
+    async fn remove_deleted(&self) -> Result<(), OpenError> {
         let root = broker_store::StorePath::root();
+        for id in self.topics.deleted().await? {
+            if self.topics.by_id(id).is_none() {
+                tracing::info!(topic_id = %id, "removing the files of a deleted topic");
+                let dir = root.join(&id.0.to_string()).map_err(|e| StoreError::Io(e.to_string()))?;
+                self.store.delete(&dir)?;
+            }
+            // Where the topic is still there its deletion failed.
+            self.topics.files_gone(id).await?;
+        }
         for entry in self.store.list(&root)? {
             let Ok(id) = Uuid::parse_str(&entry.name) else { continue };
             if self.topics.by_id(TopicId(id)).is_none() {
-                tracing::info!(topic_id = %id, "removing the files of a deleted topic");
-                let dir = root.join(&entry.name).map_err(|e| StoreError::Io(e.to_string()))?;
-                self.store.delete(&dir)?;
+                tracing::warn!(
+                    topic_id = %id,
+                    "the metadata names no topic with this id; its folder in `topics` is left alone: restore the \
+                     metadata, or remove it"
+                );
             }
         }
         Ok(())

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use broker_store::{MetaError, MetaStore, SegmentStore, StoreError, meta, segment};
+use broker_store::{MetaError, MetaStore, SegmentStore, StoreError, StorePath, meta, segment};
 use chassis::ServiceHandle;
 use tokio::net::TcpListener;
 
@@ -143,8 +143,13 @@ fn open_stores(config: &Config) -> Result<(Arc<dyn SegmentStore>, Arc<dyn MetaSt
         Storage::Volatile => Arc::new(segment::Volatile::open(dir)?),
     };
     let meta_dir = dir.join("meta");
-    let meta = meta::File::open(&meta_dir)
-        .map_err(|error| StartError::Meta { dir: meta_dir.display().to_string(), error })?;
+    let damaged = |error| StartError::Meta { dir: meta_dir.display().to_string(), error };
+    // New metadata would name none of the topics that are there.
+    if !meta::File::exists(&meta_dir) && !store.list(&StorePath::root())?.is_empty() {
+        let reason = "its log is missing though the data directory holds topics".to_owned();
+        return Err(damaged(MetaError::Corrupt(reason)));
+    }
+    let meta = meta::File::open(&meta_dir).map_err(damaged)?;
     Ok((store, Arc::new(meta)))
 }
 
@@ -184,5 +189,24 @@ fn enforce_retention(broker: &Broker) {
             Ok(bytes) => tracing::info!(%partition, bytes, "retention removed old segments"),
             Err(error) => tracing::warn!(%partition, %error, "retention failed and is tried again"),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn topics_without_their_metadata_are_refused_and_left_alone() {
+        let dir = tempfile::tempdir().unwrap();
+        let config = Config { data_dir: dir.path().to_owned(), ..Config::default() };
+        drop(open_stores(&config).unwrap());
+        std::fs::create_dir_all(dir.path().join("topics/some-topic/t-0")).unwrap();
+        drop(open_stores(&config).unwrap());
+
+        std::fs::remove_file(dir.path().join("meta/meta.log")).unwrap();
+        let error = open_stores(&config).map(|_| ()).unwrap_err().to_string();
+        assert!(error.contains("meta") && error.contains("missing"), "{error}");
+        assert!(dir.path().join("topics/some-topic/t-0").exists());
     }
 }

@@ -2,7 +2,7 @@
 //! The stores fail on purpose; no socket is opened.
 
 use broker_store::meta::Memory as MemoryMeta;
-use broker_store::{Faults, Flaky, Memory, MetaStore};
+use broker_store::{Faults, Flaky, Memory, MetaStore, SegmentStore};
 use kafka::{BrokerId, ClusterId, LeaderEpoch, RegionId, RegionName};
 
 use super::*;
@@ -18,6 +18,16 @@ async fn broker() -> (Arc<Broker>, Store) {
     let store = Arc::new(Flaky::new(Memory::new(), 1, Faults::default()));
     let meta: Arc<dyn MetaStore> = Arc::new(MemoryMeta::default());
     let topics = TopicRegistry::load(meta.clone(), TopicDefaults::default(), 1).await.unwrap();
+    (over(meta, store.clone(), topics), store)
+}
+
+/// The next life of a broker, on the same stores.
+fn restarted(broker: &Broker, topics: TopicRegistry) -> Arc<Broker> {
+    broker.release_partitions();
+    over(broker.meta.clone(), broker.store.clone(), topics)
+}
+
+fn over(meta: Arc<dyn MetaStore>, store: Arc<dyn SegmentStore>, topics: TopicRegistry) -> Arc<Broker> {
     let identity = Identity {
         broker_id: BrokerId(1),
         cluster_id: ClusterId::new("test"),
@@ -25,18 +35,17 @@ async fn broker() -> (Arc<Broker>, Store) {
         region_id: RegionId(uuid::Uuid::from_u128(1)),
         epoch: LeaderEpoch(0),
     };
-    let broker = Broker::new(Parts {
+    Broker::new(Parts {
         config: Config::default(),
         identity,
         meta,
-        store: store.clone(),
+        store,
         flusher: Flusher::start(1, Duration::from_millis(5), 1 << 20).unwrap(),
         service: chassis::ServiceHandle::standalone("broker"),
         listeners: Vec::new(),
         topics: Arc::new(topics),
         lane_exists: Arc::new(|_| false),
-    });
-    (broker, store)
+    })
 }
 
 fn new(name: &str, partitions: i32) -> NewTopic {
@@ -112,4 +121,39 @@ async fn lanes_are_in_the_log_before_the_setting_holds_and_new_partitions_have_t
     assert!(has_list(0) && has_list(1));
     broker.alter_topic("t", &lanes("false")).await.unwrap();
     assert!(!has_list(0) && !has_list(1));
+}
+
+#[tokio::test]
+async fn a_start_removes_what_is_left_of_deleted_topics_and_no_folder_that_only_looks_like_it() {
+    let (broker, store) = broker().await;
+    let [kept, deleted, unknown] = ["kept", "deleted", "unknown"].map(|name| new(name, 1));
+    let kept = broker.create_topic(&kept).await.unwrap();
+    let deleted = broker.create_topic(&deleted).await.unwrap();
+    let unknown = broker.create_topic(&unknown).await.unwrap();
+    // A crash between the end in the metadata and that of the files.
+    broker.topics.delete("deleted").await.unwrap();
+    // Metadata that lost its end.
+    let (_, version) = broker.meta.get("topics/unknown").await.unwrap().unwrap();
+    broker.meta.delete_if("topics/unknown", version).await.unwrap();
+
+    let topics = TopicRegistry::load(broker.meta.clone(), TopicDefaults::default(), 1).await.unwrap();
+    assert_eq!(topics.deleted().await.unwrap(), [deleted.id]);
+    let again = restarted(&broker, topics);
+    again.recover().await.unwrap();
+    let mut folders: Vec<String> =
+        store.list(&broker_store::StorePath::root()).unwrap().into_iter().map(|entry| entry.name).collect();
+    folders.retain(|name| [&kept, &deleted, &unknown].iter().any(|topic| *name == topic.id.0.to_string()));
+    folders.sort();
+    let mut expected = [kept.id.0.to_string(), unknown.id.0.to_string()];
+    expected.sort();
+    assert_eq!(folders, expected);
+    assert_eq!(again.topics.deleted().await.unwrap(), []);
+}
+
+#[tokio::test]
+async fn a_deletion_leaves_no_trace_in_the_metadata() {
+    let (broker, _) = broker().await;
+    broker.create_topic(&new("t", 1)).await.unwrap();
+    broker.delete_topic("t").await.unwrap();
+    assert_eq!(broker.topics.deleted().await.unwrap(), []);
 }

@@ -1,8 +1,9 @@
 //! The topics of this region: their names, ids, partition counts and settings.
 //!
-//! A topic is one object `topics/<name>` in the metadata store; this is the only writer of them. What is
-//! in memory follows what is durable, never the reverse. Opening and deleting partition data is the
-//! business of whoever watches (`changes`) or called.
+//! A topic is one object `topics/<name>` in the metadata store, and `deleted-topics/<id>` from before its
+//! end until its files are gone; this is the only writer of them. What is in memory follows what is
+//! durable, never the reverse. Opening and deleting partition data is the business of whoever watches
+//! (`changes`) or called.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
@@ -110,6 +111,7 @@ struct TopicObject {
 pub const PARTITIONS_PER_TOPIC_MAX: i32 = 10_000;
 
 const PREFIX: &str = "topics/";
+const DELETED_PREFIX: &str = "deleted-topics/";
 
 impl TopicRegistry {
     /// Reads all topics. `default_partitions` is what -1 means.
@@ -202,14 +204,20 @@ impl TopicRegistry {
         self.put(topic, None).await
     }
 
-    /// Deletes a topic from the metadata; its data is garbage from then on. Returns what it was.
+    /// Deletes a topic from the metadata; its data is garbage from then on, until [`Self::files_gone`].
+    /// Returns what it was.
     pub async fn delete(&self, name: &str) -> Result<Arc<Topic>, TopicError> {
         let _one = self.changing.lock().await;
         let stored = self.stored(name)?;
         if stored.topic.name.is_internal() {
             return Err(TopicError::Internal(stored.topic.name.clone()));
         }
-        let key = key(&stored.topic.name);
+        let (key, mark) = (key(&stored.topic.name), deleted_key(stored.topic.id));
+        match self.store.put_if(&mark, name.as_bytes().to_vec(), None).await {
+            // It is there from an attempt that failed.
+            Ok(_) | Err(MetaError::Conflict { .. }) => {}
+            Err(error) => return Err(error.into()),
+        }
         if let Err(error) = self.store.delete_if(&key, stored.version).await {
             // The delete may have happened: look, because memory must not say otherwise.
             if !matches!(self.store.get(&key).await, Ok(None)) {
@@ -219,6 +227,22 @@ impl TopicRegistry {
         self.topics.write().remove(&stored.topic);
         self.generation.send_modify(|generation| *generation += 1);
         Ok(stored.topic)
+    }
+
+    /// Topics that were deleted and whose files may be left.
+    pub async fn deleted(&self) -> Result<Vec<TopicId>, MetaError> {
+        let marks = self.store.list(DELETED_PREFIX).await?;
+        let id = |key: &str| Uuid::parse_str(key.strip_prefix(DELETED_PREFIX)?).ok().map(TopicId);
+        Ok(marks.iter().filter_map(|mark| id(&mark.key)).collect())
+    }
+
+    /// No file of a deleted topic is left.
+    pub async fn files_gone(&self, id: TopicId) -> Result<(), MetaError> {
+        let mark = deleted_key(id);
+        match self.store.get(&mark).await? {
+            Some((_, version)) => self.store.delete_if(&mark, version).await,
+            None => Ok(()),
+        }
     }
 
     /// What [`Self::grow`] would make, without making it.
@@ -467,6 +491,10 @@ fn object(topic: &Topic) -> Result<Vec<u8>, TopicError> {
 
 fn key(name: &TopicName) -> String {
     format!("{PREFIX}{name}")
+}
+
+fn deleted_key(id: TopicId) -> String {
+    format!("{DELETED_PREFIX}{}", id.0)
 }
 
 fn now_ms() -> i64 {
