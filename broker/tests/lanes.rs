@@ -17,6 +17,7 @@ use chassis::certs::CertificateDir;
 use chassis::tls::{ClientAuth, ClientTls};
 use control::v1;
 use kafka::batch::Codec;
+use kafka::control::parse_marker;
 use kafka::messages::create_topics_request::{CreatableTopic, CreatableTopicConfig};
 use kafka::messages::fetch_request::{FetchPartition, FetchTopic};
 use kafka::messages::join_group_request::JoinGroupRequestProtocol;
@@ -193,8 +194,12 @@ impl Client {
             ..Fetched::default()
         };
         for batch in Batch::split_all(partition.records.clone().unwrap_or_default(), true).unwrap() {
-            assert!(!batch.header.is_control(), "markers stay inside");
+            assert_eq!(parse_marker(&batch), Ok(None), "markers stay inside");
             assert!(batch.header.next_offset().0 > fetched.next, "no batch twice");
+            fetched.next = batch.header.next_offset().0;
+            if batch.header.is_control() {
+                continue;
+            }
             let section = unpack(&batch).unwrap();
             for record in Records::new(&section, batch.header.record_count) {
                 let record = record.unwrap();
@@ -203,7 +208,6 @@ impl Client {
                     fetched.values.push(value);
                 }
             }
-            fetched.next = batch.header.next_offset().0;
         }
         fetched
     }

@@ -7,6 +7,7 @@ pub mod bench;
 pub mod clients;
 pub mod compare;
 pub mod dice;
+pub mod dump;
 pub mod lanes;
 pub mod load;
 pub mod logread;

@@ -109,7 +109,7 @@ fn hex(text: &str) -> String {
 
 fn static_member(server: &str, instance: &str) -> Result<Running> {
     let options =
-        ["--group", "static", "--instance", instance, "--session", "10000", "--commit", "--seconds", "600"];
+        ["--group", "static", "--instance", instance, "--session", "30000", "--commit", "--seconds", "600"];
     Library::Confluent.start("consume", server, "t", &options)
 }
 

@@ -6,9 +6,9 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
 use e2e::clients::{Library, PATIENCE, Record, Running};
-use e2e::logread;
 use e2e::process::{Local, Plan};
 use e2e::wire::{Conn, FetchPlan};
+use e2e::{dump, logread};
 
 const TOPIC: &str = "orders";
 const GROUP: &str = "shop";
@@ -260,16 +260,15 @@ fn seen_outside(local: &Local, lane_client_id: &str) -> Result<BTreeSet<String>>
     let text = String::from_utf8_lossy(&bytes).into_owned();
     seen.extend(text.match_indices("secret").map(|(at, _)| format!("raw fetch: {}", &text[at..at + 6])));
     // assign(), a group, and a group under the client id of the lane's own consumer.
-    let assigned = [
-        vec![],
-        vec!["--group", "stranger", "--client-id", "stranger"],
-        vec!["--group", GROUP, "--client-id", "base"],
-        vec!["--group", "thief", "--client-id", lane_client_id],
+    let readers = [
+        vec!["--until-end", "--seconds", "60"],
+        vec!["--until-end", "--seconds", "60", "--group", "stranger", "--client-id", "stranger"],
+        vec!["--until-end", "--seconds", "60", "--group", GROUP, "--client-id", "base"],
+        // Where two groups cannot be told apart one of them may get nowhere: it is given a moment only.
+        vec!["--seconds", "4", "--group", "thief", "--client-id", lane_client_id],
     ];
-    for options in assigned {
-        let mut all = vec!["--seconds", "4"];
-        all.extend(&options);
-        let mut reader = Library::Confluent.start("consume", &address, TOPIC, &all)?;
+    for options in readers {
+        let mut reader = Library::Confluent.start("consume", &address, TOPIC, &options)?;
         reader.wait_end(PATIENCE)?;
         seen.extend(ids(&reader).into_iter().map(|id| format!("{options:?}: {id}")));
     }
@@ -352,9 +351,9 @@ fn a_lanes_connection_stamps_what_carries_no_lane_and_refuses_another_one() -> R
     Ok(())
 }
 
-#[test]
-fn a_topic_with_lane_markers_is_read_clean_to_its_end_by_every_client() -> Result<()> {
-    let mut local = region(Plan::one(), 1)?;
+/// A topic whose log holds lane markers between its records and at its end.
+fn marked_region() -> Result<Local> {
+    let local = region(Plan::one(), 1)?;
     let address = lane(&local, "boe-cart")?;
     for n in 0..4 {
         Library::Confluent.produce_all(&local.bootstrap(0), TOPIC, &[plain(&format!("b{n}"))], &[])?;
@@ -362,23 +361,92 @@ fn a_topic_with_lane_markers_is_read_clean_to_its_end_by_every_client() -> Resul
         let mut visitor = Library::Confluent.start("consume", &address, TOPIC, &options)?;
         wait_active(&local, "boe-cart", 1)?;
         visitor.wait_end(PATIENCE)?;
+        until("the lane's end in the log", || {
+            let status = local.cli_ok(0, &["lane", "status", "boe-cart", "--output", "json"])?;
+            Ok(status.contains("\"closed\""))
+        })?;
     }
+    Ok(local)
+}
+
+#[test]
+fn a_topic_with_lane_markers_is_read_clean_and_without_lag_by_every_client() -> Result<()> {
+    const GROUPS: &str = "org.apache.kafka.tools.consumer.group.ConsumerGroupCommand";
+    let mut local = marked_region()?;
+    let address = local.bootstrap(0);
+    let mut groups = Vec::new();
     for library in Library::ALL {
         for isolation in ["read_uncommitted", "read_committed"] {
             let group = format!("all-{}-{isolation}", library.name());
             let options = ["--group", &group, "--client-id", &group, "--commit", "--isolation", isolation];
-            let read = library.consume(&local.bootstrap(0), TOPIC, 4, &options)?;
+            let read = library.consume(&address, TOPIC, 4, &options)?;
             let texts: Vec<String> = read.iter().map(Record::text).collect();
             ensure!(texts == ["b0", "b1", "b2", "b3"], "{}: {texts:?}", library.name());
-            ensure!(
-                read.iter().all(|record| record.key.as_deref() != Some(b"\0\0\0\x65")),
-                "a marker came through"
-            );
+            groups.push(group);
         }
+    }
+    let mut java = e2e::peer::tool("org.apache.kafka.tools.consumer.ConsoleConsumer")?;
+    java.args(["--bootstrap-server", &address, "--topic", TOPIC, "--group", "all-java", "--from-beginning"]);
+    java.args(["--max-messages", "4", "--command-property", "isolation.level=read_committed"]);
+    ensure!(e2e::peer::run(&mut java)? == "b0\nb1\nb2\nb3\n", "the Java client reads something else");
+    groups.push("all-java".to_owned());
+    let mut tool = e2e::peer::tool(GROUPS)?;
+    tool.args(["--bootstrap-server", &address, "--describe", "--all-groups"]);
+    let described = e2e::peer::run(&mut tool)?;
+    for group in &groups {
+        let row = described.lines().map(|line| line.split_whitespace().collect::<Vec<_>>());
+        let row = row.into_iter().find(|row| row.first() == Some(&group.as_str())).context("a row")?;
+        ensure!(row[5] == "0", "{group} lags: {row:?}");
     }
     local.stop()?;
     let log = logread::read(&local.region_dir(0), Some(TOPIC))?;
     let markers = log.markers(TOPIC, "activate") + log.markers(TOPIC, "deactivate");
-    ensure!(markers >= 2, "the topic holds {markers} lane markers");
+    ensure!(markers >= 8, "the topic holds {markers} lane markers");
+    let end = log.partitions.iter().map(|partition| partition.end).max();
+    let last = log.records.iter().map(|logged| logged.offset).max();
+    ensure!(end > last.map(|last| last + 1), "the log does not end in a marker");
+    dump::judge(&local.region_dir(0)).map(drop)
+}
+
+#[test]
+fn a_batch_that_mixes_lanes_is_taken_apart_without_a_change_to_any_record() -> Result<()> {
+    let local = region(Plan::one(), 1)?;
+    let address = lane(&local, "boe-cart")?;
+    let baseline = consumer(&local.bootstrap(0), "base")?;
+    let in_lane = consumer(&address, "lane")?;
+    wait_active(&local, "boe-cart", 1)?;
+    baseline.wait_assigned()?;
+    let list = [("b", Some("1")), ("a", None), ("a", Some("")), ("a", Some("2")), ("b", Some("1"))];
+    let odd = |n: usize| {
+        let headers =
+            list.iter().map(|(name, value)| (name.to_string(), value.map(|v| v.as_bytes().to_vec())));
+        let value = if n % 5 == 4 { None } else { Some(format!("v{n}").into_bytes()) };
+        Record {
+            key: (!n.is_multiple_of(3)).then(Vec::new),
+            value,
+            headers: headers.collect(),
+            ..Record::default()
+        }
+    };
+    let mut sent = Vec::new();
+    for codec in ["none", "gzip", "snappy", "lz4", "zstd"] {
+        let records: Vec<Record> = (0..12)
+            .map(|n| if n % 2 == 0 { odd(n) } else { odd(n).header("x-lane", "boe-cart") })
+            .map(|record| Record { timestamp: Some(1_800_000_000_123), ..record }.partition(0))
+            .collect();
+        let options = ["--codec", codec, "--linger", "500"];
+        Library::Confluent.produce_all(&local.bootstrap(0), TOPIC, &records, &options)?;
+        sent.extend(records);
+    }
+    let half = sent.len() / 2;
+    for (side, reader) in [(0, &baseline), (1, &in_lane)] {
+        let read = reader.wait_records(half)?;
+        let wanted: Vec<&Record> = sent.iter().skip(side).step_by(2).collect();
+        ensure!(read.len() == wanted.len(), "{} of {} records", read.len(), wanted.len());
+        for (one, other) in wanted.into_iter().zip(&read) {
+            ensure!(one.content() == other.content(), "{one:?} became {other:?}");
+            ensure!(one.timestamp == other.timestamp, "a timestamp changed: {other:?}");
+        }
+    }
     Ok(())
 }

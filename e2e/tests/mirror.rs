@@ -7,10 +7,10 @@ use anyhow::{Result, ensure};
 use e2e::clients::{Library, PATIENCE, Record};
 use e2e::dice::Dice;
 use e2e::load::{Load, Writer};
-use e2e::logread;
 use e2e::process::Plan;
 use e2e::services::{Kind, Options, Services};
 use e2e::wire::{BatchHead, Conn, batch};
+use e2e::{dump, logread};
 
 fn write(address: &str, topic: &str, prefix: &str, numbers: std::ops::Range<usize>) -> Result<()> {
     let mut raw = Conn::open(address)?;
@@ -273,14 +273,20 @@ fn odd_headers_arrive_in_the_other_region_as_they_were() -> Result<()> {
         Library::Confluent.produce_all(&east, "t", &records, &["--codec", codec])?;
         sent.extend(records);
     }
-    let read = Library::Confluent.consume(&west, "t", sent.len(), &[])?;
-    for (one, other) in sent.iter().zip(&read) {
-        ensure!(one.content() == other.content(), "{one:?} became {other:?}");
+    for library in [Library::Confluent, Library::KafkaPython, Library::Aiokafka, Library::FranzGo] {
+        for isolation in ["read_uncommitted", "read_committed"] {
+            let read = library.consume(&west, "t", sent.len(), &["--isolation", isolation])?;
+            for (one, other) in sent.iter().zip(&read) {
+                ensure!(one.content() == other.content(), "{}: {one:?} became {other:?}", library.name());
+            }
+        }
     }
     local.stop()?;
     let (east, west) =
         (logread::read(&local.region_dir(0), Some("t"))?, logread::read(&local.region_dir(1), Some("t"))?);
     ensure!(logread::ensure_mirrored(&east, &west, "t")? == sent.len());
+    let printed = dump::judge(&local.region_dir(1))?;
+    ensure!(printed.contains("UNKNOWN(100)"), "dump-log shows no mirror marker");
     Ok(())
 }
 
@@ -291,6 +297,8 @@ fn two_mirrors(options: Options) -> Result<(logread::Log, logread::Log)> {
     for region in [1, 0] {
         services.spawn(Kind::SecondMirror, region)?;
     }
+    // Two links, each seen from both ends.
+    until("both links", || Ok(services.logs().matches("link is up").count() >= 4))?;
     Conn::open(&both[0])?.create_topic("t", 1, &[])?;
     until("the topic in both regions", || Ok(ends(&both, "t").is_ok()))?;
     let writers = vec![Writer::new("t", 0, "east-", 1), Writer::new("t", 0, "west-", 2)];

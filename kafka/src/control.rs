@@ -78,18 +78,31 @@ const LANE_ACTIVATE: i16 = 101;
 const LANE_DEACTIVATE: i16 = 102;
 const LANE_PURGE: i16 = 103;
 const EXTRACTORS: i16 = 104;
+const SKIP: i16 = 105;
 const KEY_VERSION: i16 = 0;
 const VALUE_VERSION: i16 = 0;
 
 /// The batch of a marker at `base`, under `epoch`.
 pub fn marker_batch(marker: &Marker, base: Offset, epoch: LeaderEpoch) -> Batch {
+    control_batch(base, 0, epoch, marker.kind(), &marker.encode())
+}
+
+/// A control batch over `[from, to)` that says nothing: the answer to a reader from whom everything
+/// there is hidden. It is never in a log, and covers at most what one batch can; `from < to`.
+///
+/// Its record has the last offset, because some clients go on after the last record, not the batch.
+pub fn skip_batch(from: Offset, to: Offset, epoch: LeaderEpoch) -> Batch {
+    let last = (to.0 - from.0 - 1).clamp(0, i64::from(i32::MAX)) as i32;
+    control_batch(from, last, epoch, SKIP, &VALUE_VERSION.to_be_bytes())
+}
+
+fn control_batch(base: Offset, delta: i32, epoch: LeaderEpoch, kind: i16, value: &[u8]) -> Batch {
     let mut key = [0; 4];
     key[..2].copy_from_slice(&KEY_VERSION.to_be_bytes());
-    key[2..].copy_from_slice(&marker.kind().to_be_bytes());
-    let value = marker.encode();
+    key[2..].copy_from_slice(&kind.to_be_bytes());
     let mut builder = BatchBuilder::new(base, TimestampMs::NONE, Codec::None);
     builder.attributes(Attributes::CONTROL).leader_epoch(epoch);
-    builder.push(0, 0, Some(&key), Some(&value), &[]);
+    builder.push(delta, 0, Some(&key), Some(value), &[]);
     builder.build()
 }
 

@@ -74,14 +74,14 @@ impl Fetch {
         look.urgent || look.bytes as i64 >= i64::from(self.request.min_bytes)
     }
 
-    /// Where something was scanned and hidden, an empty batch takes the reader over it.
+    /// Where something was scanned and hidden, a batch that shows nothing takes the reader over it.
     fn answer(&self, mut look: Look) -> Body {
         self.ctx.broker.metrics.fetched_bytes.add(look.bytes as u64);
-        let epoch = self.ctx.broker.identity.epoch;
+        let (epoch, version) = (self.ctx.broker.identity.epoch, self.header.api_version);
         let answers = look.topics.iter_mut().flat_map(|t| &mut t.partitions);
         for (answer, scan) in answers.zip(&self.scans) {
             if answer.records.is_empty() && answer.error == ErrorCode::None {
-                answer.records.extend(scan.filler(epoch).map(RecordPiece::Memory));
+                answer.records.extend(scan.filler(epoch, version).map(RecordPiece::Memory));
             }
         }
         encode(self.header.api_version, ErrorCode::None, look.topics)

@@ -1,5 +1,5 @@
 //! What a reader is shown of a partition: ranges of the segment file where nothing is hidden, rebuilt
-//! batches where records of several lanes mix, and an empty batch over what was hidden whole.
+//! batches where records of several lanes mix, and a batch that says nothing over what was hidden whole.
 //!
 //! Markers of ours are cut out for everybody. A reader that sees only its lane never touches the bytes
 //! of other batches: the batch index says where to go on.
@@ -9,6 +9,7 @@
 
 use bytes::Bytes;
 use kafka::batch::Attributes;
+use kafka::control::skip_batch;
 use kafka::{Batch, BatchHeader, LeaderEpoch, Offset, ProducerEpoch, ProducerId, TimestampMs};
 use lane_core::{LaneRules, LaneSummary, Showing, View};
 
@@ -55,6 +56,7 @@ const ROUNDS_MAX: usize = 32;
 /// Entries of the batch index looked at in one step, and such steps in one look.
 const ENTRIES_STEP: usize = 4096;
 const STEPS_MAX: usize = 64;
+const CONTROL_FILLER_SINCE: i16 = 11;
 /// Hidden batches in a row that a committed offset is rounded over at a time.
 const ROUND_UP_STEP: usize = 64;
 
@@ -68,8 +70,18 @@ impl Scan {
         self.scanned > self.asked
     }
 
-    /// An empty batch over what was scanned and hidden, for an answer that would else be empty.
-    pub fn filler(&self, epoch: LeaderEpoch) -> Option<Bytes> {
+    /// A batch that takes the reader over what was hidden, for an answer that would else be empty.
+    ///
+    /// As a rule a control batch that says nothing: librdkafka takes an answer without any record for one
+    /// that its size limit has cut, and after some of them reports an error to the application. Before
+    /// Fetch 11 an empty data batch: kafka-go, which asks with 10, hands control records to it.
+    pub fn filler(&self, epoch: LeaderEpoch, fetch_version: i16) -> Option<Bytes> {
+        if !self.has_progress() {
+            return None;
+        }
+        if fetch_version >= CONTROL_FILLER_SINCE {
+            return Some(skip_batch(self.asked, self.scanned, epoch).bytes);
+        }
         let like = BatchHeader {
             base_offset: self.asked,
             batch_length: 0,
@@ -84,8 +96,7 @@ impl Scan {
             base_sequence: -1,
             record_count: 0,
         };
-        let filler = || lane_core::batch::emptied_range(self.asked, self.scanned, &like).bytes;
-        self.has_progress().then(filler)
+        Some(lane_core::batch::emptied_range(self.asked, self.scanned, &like).bytes)
     }
 
     /// A reader that turns out to be somebody else has seen nothing yet.

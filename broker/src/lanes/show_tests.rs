@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use broker_store::{Memory, SegmentStore};
 use kafka::batch::Codec;
-use kafka::control::Marker;
+use kafka::control::{Marker, parse_marker};
 use kafka::record::{BatchBuilder, Records, unpack};
 use kafka::{GroupId, LeaderEpoch, PartitionIndex, TimestampMs, TopicId, TopicName};
 use lane_core::{Cut as LaneCut, Extractors, Lane};
@@ -120,6 +120,20 @@ fn owns(view: usize, (_, lane, active): &Logged) -> bool {
     }
 }
 
+/// kafka-go, which asks with Fetch 10, shows control records to the application; librdkafka, which asks
+/// with 11 and more, takes an answer without a record for one that was cut.
+fn check_fillers(old: Option<Bytes>, new: Option<Bytes>, at: i64) {
+    let only = |bytes: Bytes| Batch::split_all(bytes, true).unwrap().remove(0);
+    let (Some(old), Some(new)) = (old.map(only), new.map(only)) else { return };
+    assert_eq!((old.header.base_offset, new.header.base_offset), (Offset(at), Offset(at)));
+    assert_eq!(old.header.next_offset(), new.header.next_offset());
+    assert_eq!((old.header.is_control(), old.header.record_count), (false, 0));
+    assert_eq!((new.header.is_control(), new.header.record_count), (true, 1));
+    let section = unpack(&new).unwrap();
+    let record = Records::new(&section, 1).next().unwrap().unwrap();
+    assert_eq!(record.offset_delta, new.header.last_offset_delta, "some clients go on after the last record");
+}
+
 /// Offsets that are shown from `from` on, and where the reader ends.
 fn read(partition: &Partition, reading: &Reading, from: i64, max_bytes: usize) -> (Vec<i64>, i64) {
     let rebuilt = Rebuilt::new(1 << 20);
@@ -135,17 +149,24 @@ fn read(partition: &Partition, reading: &Reading, from: i64, max_bytes: usize) -
             });
         }
         if parts.is_empty() {
-            parts.extend(scan.filler(partition.epoch));
+            let (old, new) = (scan.filler(partition.epoch, 10), scan.filler(partition.epoch, 11));
+            check_fillers(old, new.clone(), at);
+            parts.extend(new);
         }
         let before = at;
         for batch in parts.into_iter().flat_map(|bytes| Batch::split_all(bytes, true).unwrap()) {
-            assert!(!batch.header.is_control() && batch.header.next_offset().0 > at);
+            assert!(batch.header.next_offset().0 > at);
+            at = batch.header.next_offset().0;
+            assert!(batch.header.record_count > 0, "a client would think that its limit has cut the answer");
+            assert_eq!(parse_marker(&batch), Ok(None), "markers stay inside");
+            if batch.header.is_control() {
+                continue;
+            }
             let section = unpack(&batch).unwrap();
             for record in Records::new(&section, batch.header.record_count) {
                 let offset = batch.header.base_offset.0 + i64::from(record.unwrap().offset_delta);
                 offsets.extend((offset >= from).then_some(offset));
             }
-            at = batch.header.next_offset().0;
         }
         if at == before {
             return (offsets, at);

@@ -1,6 +1,9 @@
 //! Regions in one process for tests: a broker on loopback each, mirrors between them over real UDP,
 //! and a client that reads logs without any of the mirror's own code.
 
+// Each test binary uses a part of this.
+#![allow(dead_code)]
+
 use std::collections::BTreeMap;
 use std::net::UdpSocket;
 use std::path::{Path, PathBuf};
@@ -151,6 +154,24 @@ impl Region {
         Client(Connection::connect(&endpoint, &ConnectOptions::default()).await.unwrap())
     }
 
+    /// As [`Self::client`], where the broker may be down.
+    pub async fn try_client(&self) -> Result<Client, kafka_client::ClientError> {
+        let endpoint = Endpoint::new("127.0.0.1", self.ports[0]);
+        Ok(Client(Connection::connect(&endpoint, &ConnectOptions::default()).await?))
+    }
+
+    /// The same region for a writer that outlives its restarts.
+    pub fn handle(&self) -> Region {
+        Region {
+            dir: self.dir.clone(),
+            tls: self.tls.clone(),
+            mirror_tls: self.mirror_tls.clone(),
+            broker: None,
+            mirror: None,
+            ..*self
+        }
+    }
+
     /// The state of the link to `peer`, its reason, and its partitions.
     pub fn link(&self, peer: &str) -> (LinkState, String, Vec<PartitionReport>) {
         let (_, running) = self.mirror.as_ref().expect("runs");
@@ -239,6 +260,21 @@ impl Client {
     pub async fn produce_batch(&self, topic: &str, partition: i32, batch: Batch) {
         let code = self.try_produce(topic, partition, batch).await;
         assert_eq!(code, 0, "produce to {topic}-{partition}");
+    }
+
+    /// Tries to produce; false when it was not acknowledged.
+    pub async fn offer(&self, topic: &str, partition: i32, value: &str) -> bool {
+        let mut builder = BatchBuilder::new(Offset(0), now(), Codec::None);
+        builder.push(0, 0, None, Some(value.as_bytes()), &[]);
+        let data =
+            PartitionProduceData::default().with_index(partition).with_records(Some(builder.build().bytes));
+        let topic = TopicProduceData::default().with_name(text(topic).into()).with_partition_data(vec![data]);
+        let request =
+            ProduceRequest::default().with_acks(-1).with_timeout_ms(10_000).with_topic_data(vec![topic]);
+        match self.0.call_at(9, &request).await {
+            Ok(answer) => answer.responses[0].partition_responses[0].error_code == 0,
+            Err(_) => false,
+        }
     }
 
     pub async fn try_produce(&self, topic: &str, partition: i32, batch: Batch) -> i16 {
