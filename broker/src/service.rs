@@ -183,7 +183,13 @@ fn keep_house(broker: &Arc<Broker>) {
 }
 
 fn enforce_retention(broker: &Broker) {
-    for partition in broker.all_partitions().iter().filter(|p| !p.topic.is_internal()) {
+    for partition in broker.all_partitions() {
+        if let Err(error) = partition.mark_durable() {
+            tracing::warn!(%partition, %error, "the durable mark is written later");
+        }
+        if partition.topic.is_internal() {
+            continue;
+        }
         match partition.enforce_retention(clock::now()) {
             Ok(0) => {}
             Ok(bytes) => tracing::info!(%partition, bytes, "retention removed old segments"),

@@ -197,8 +197,7 @@ pub fn round_up(partition: &Partition, reading: &Reading, from: Offset) -> Resul
     if let Reading::View(view) = reading
         && view.only_lane().is_some()
     {
-        skip_to_lane(partition, reading, &mut scan)?;
-        return Ok(scan.scanned);
+        return round_up_in_lane(partition, reading, scan);
     }
     for _ in 0..ROUNDS_MAX {
         let from = scan.scanned;
@@ -212,6 +211,26 @@ pub fn round_up(partition: &Partition, reading: &Reading, from: Offset) -> Resul
         if scan.scanned == from {
             break;
         }
+    }
+    Ok(scan.scanned)
+}
+
+/// A batch may hold the lane's records only below the offset, so the one it lies in is looked into.
+fn round_up_in_lane(partition: &Partition, reading: &Reading, mut scan: Scan) -> Result<Offset, ReadError> {
+    for _ in 0..ROUNDS_MAX {
+        if !skip_to_lane(partition, reading, &mut scan)? {
+            break;
+        }
+        let from = scan.scanned;
+        let Some(slice) = partition.read(from, 1, true, ReadUpTo::HighWatermark)?.slice else { break };
+        let damaged = |error| ReadError::Damaged { position: slice.position, error };
+        let batch = Batch::split_first(&mut slice.bytes()?, false).map_err(damaged)?;
+        let mut visible = VisibleRecords::new(partition, reading.clone());
+        let next = batch.header.next_offset();
+        if (from.0..next.0).any(|offset| visible.holds(&batch, Offset(offset))) {
+            break;
+        }
+        scan.scanned = next;
     }
     Ok(scan.scanned)
 }

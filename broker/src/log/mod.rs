@@ -6,6 +6,7 @@
 pub mod batch_index;
 pub mod compact;
 pub mod index;
+pub mod mark;
 pub mod recovery;
 pub mod scan;
 pub mod segment;

@@ -16,8 +16,9 @@ use lane_core::{Extractors, LaneMarker, LaneRules};
 
 use super::batch_index::BatchKind;
 use super::index::{IndexFile, relative};
+use super::mark;
 use super::scan::{Cursor, ScanError};
-use super::segment::{ActiveSegment, SealedFacts, SealedSegment, SegmentContent, SegmentFiles, seek_offset};
+use super::segment::{ActiveSegment, SealedFacts, SealedSegment, SegmentContent, SegmentFiles};
 use crate::lanes::classify;
 
 /// A partition's log, ready to be appended to.
@@ -27,6 +28,8 @@ pub struct Recovered {
     pub active: ActiveSegment,
     /// What was cut off the end, if anything.
     pub cut: Option<CutTail>,
+    /// The durable mark that was found.
+    pub mark: Offset,
 }
 
 /// A tail that a crash left and that recovery removed.
@@ -70,6 +73,7 @@ pub fn open(
     dir: &StorePath,
     options: RecoverOptions,
 ) -> Result<Recovered, RecoverError> {
+    let mark = mark::read(store, dir)?;
     let mut segments = list(store, dir)?;
     let (start, mut fold) = find_start(store, dir, &mut segments, options)?;
     let mut sealed = Vec::new();
@@ -92,6 +96,7 @@ pub fn open(
             sealed.push(Arc::new(segment));
             continue;
         }
+        check_mark(mark, fold.end, &files, end.as_deref())?;
         if let Some(reason) = end {
             let (position, bytes) = (content.size, reader.len().saturating_sub(content.size));
             cut = Some(CutTail { file: files.log(), position, bytes, reason });
@@ -108,13 +113,16 @@ pub fn open(
     }
     let active = match active {
         Some(active) => active,
-        None => begin(store, dir, &mut fold)?,
+        None => {
+            check_mark(mark, fold.end, &SegmentFiles::new(dir, fold.end, 0), None)?;
+            begin(store, dir, &mut fold)?
+        }
     };
     let first = sealed.first().map_or(active.base, |s| s.base);
     let log_start = fold.log_start.max(first);
     fold.log_start = first;
     fold.trim(log_start);
-    Ok(Recovered { fold, sealed, active, cut })
+    Ok(Recovered { fold, sealed, active, cut, mark })
 }
 
 fn list(store: &dyn SegmentStore, dir: &StorePath) -> Result<BTreeMap<Offset, Listed>, StoreError> {
@@ -485,7 +493,7 @@ fn open_sealed(
     let files = SegmentFiles::new(dir, base, generation);
     let size = match listed.indexes.contains(&false) {
         true => rebuild_indexes(store, dir, base, next, listed, options)?,
-        false => logical_size(store, &files, base, next, listed.len)?,
+        false => logical_size(store, &files, (base, next), listed)?,
     };
     let times = store.open(&files.time_index())?;
     let max_timestamp = IndexFile { reader: &*times }.max_timestamp()?;
@@ -493,21 +501,53 @@ fn open_sealed(
     Ok(SealedSegment::new(dir, SealedFacts { base, next, size, generation, max_timestamp, written }))
 }
 
-/// Where the batches below `next` end: after a failed sync a file may hold more, which is void.
+/// What was durable must have been found again, before anything is cut or written.
+fn check_mark(
+    mark: Offset,
+    end: Offset,
+    files: &SegmentFiles,
+    reason: Option<&str>,
+) -> Result<(), RecoverError> {
+    if end >= mark {
+        return Ok(());
+    }
+    Err(RecoverError::Faulted(format!(
+        "{}: offsets {end} to {mark} were durable and are missing or damaged ({})",
+        files.log(),
+        reason.unwrap_or("the file ends early")
+    )))
+}
+
+/// Where the batches below `next` end: after a failed sync a file may hold more, which is void. That
+/// they reach `next` is what the snapshot there says; if they do not, the disk has lost them.
 fn logical_size(
     store: &dyn SegmentStore,
     files: &SegmentFiles,
-    base: Offset,
-    next: Offset,
-    len: u64,
-) -> Result<u64, StoreError> {
+    (base, next): (Offset, Offset),
+    listed: &Listed,
+) -> Result<u64, RecoverError> {
     let index = store.open(&files.index())?;
     let from = IndexFile { reader: &*index }.floor(relative(base, next.plus(-1)))?;
-    match seek_offset(&*store.open(&files.log())?, u64::from(from), len, next) {
-        Ok(end) => Ok(end),
-        Err(ScanError::Batch { position, .. }) => Ok(position),
-        Err(ScanError::Store(error)) => Err(error),
+    let reader = store.open(&files.log())?;
+    let mut cursor = Cursor::new(&*reader, u64::from(from), listed.len);
+    let mut reached = base;
+    loop {
+        match cursor.peek() {
+            Ok(Some(header)) if header.base_offset < next => {
+                reached = header.next_offset();
+                cursor.skip(&header);
+            }
+            Ok(_) | Err(ScanError::Batch { .. }) => break,
+            Err(ScanError::Store(error)) => return Err(error.into()),
+        }
     }
+    if listed.generation == Some(0) && reached != next {
+        return Err(RecoverError::Faulted(format!(
+            "{}: offsets up to {next} were durable, and the file holds none after {reached}",
+            files.log()
+        )));
+    }
+    Ok(cursor.position())
 }
 
 fn rebuild_indexes(

@@ -126,6 +126,8 @@ struct State {
     /// Base of the newest segment whose snapshot is durable. Only what lies below it may be deleted or
     /// rewritten: above it, recovery needs every batch.
     snapshot: Offset,
+    /// Up to where the durable mark on disk says that the store has confirmed.
+    marked: Offset,
     /// Up to where readers see, and where that is.
     visible: Position,
     /// Up to where the store has confirmed; equals `visible` unless durability is `Os`.

@@ -73,6 +73,7 @@ impl OpenPartition {
                 active: recovered.active,
                 rolls: VecDeque::new(),
                 snapshot,
+                marked: recovered.mark,
                 visible,
                 synced: visible,
                 unsynced: VecDeque::new(),

@@ -83,6 +83,12 @@ impl Fixture {
         self.store.resume(&path, len - bytes).unwrap().sync().unwrap();
     }
 
+    fn first_log(&self) -> String {
+        let dir = self.file("x").parent().unwrap();
+        let names = self.store.list(&dir).unwrap().into_iter().map(|e| e.name);
+        names.filter(|n| n.ends_with(".log")).min().unwrap()
+    }
+
     fn last_log(&self) -> String {
         let dir = self.file("x").parent().unwrap();
         let names = self.store.list(&dir).unwrap().into_iter().map(|e| e.name);
@@ -274,6 +280,34 @@ fn a_corrupt_snapshot_under_live_data_faults_the_partition() {
     fixture.store.put(&fixture.file(&state), b"garbage").unwrap();
     let error = fixture.try_open(1).err().unwrap();
     assert!(matches!(&error, RecoverError::Faulted(reason) if reason.contains(&state)), "{error}");
+}
+
+#[test]
+fn a_log_that_lost_what_was_durable_is_faulted_and_left_alone() {
+    type Damage = fn(&Fixture);
+    let kinds: [(&str, Damage); 4] = [
+        ("cut", |f| f.cut(&f.last_log(), 5)),
+        ("the last file is gone", |f| f.store.delete(&f.file(&f.last_log())).unwrap()),
+        ("a sealed file is cut", |f| f.cut(&f.first_log(), 5)),
+        ("all files are gone", |f| {
+            for entry in f.store.list(&f.file("x").parent().unwrap()).unwrap() {
+                if entry.name != "durable" {
+                    f.store.delete(&f.file(&entry.name)).unwrap();
+                }
+            }
+        }),
+    ];
+    for (kind, damage) in kinds {
+        let fixture = Fixture::new();
+        let partition = fixture.open(0);
+        fill(&partition, 0..100);
+        partition.release(NOW);
+        damage(&fixture);
+        for epoch in 1..3 {
+            let error = fixture.try_open(epoch).err().unwrap_or_else(|| panic!("{kind}: it opens"));
+            assert!(matches!(&error, RecoverError::Faulted(_)), "{kind}: {error}");
+        }
+    }
 }
 
 #[test]

@@ -9,8 +9,8 @@ use broker_store::StoreError;
 use kafka::{Offset, TimestampMs};
 
 use super::{Condition, Partition, ReadError, State};
-use crate::log::SegmentFiles;
 use crate::log::recovery::delete_segment;
+use crate::log::{SegmentFiles, mark};
 
 /// At shutdown a larger active segment is sealed, so that the next start need not read it again.
 const SEAL_AT_CLOSE_BYTES: u64 = 16 << 20;
@@ -128,6 +128,24 @@ impl Partition {
         if rolled {
             self.flush();
         }
+        if let Err(error) = self.mark_durable() {
+            tracing::warn!(partition = %self, %error, "the durable mark stays where it was");
+        }
         self.close();
+    }
+
+    /// Writes down how far the store has confirmed, if that has moved: what a start must find again.
+    pub fn mark_durable(&self) -> Result<(), StoreError> {
+        let _one_at_a_time = self.flushing.lock();
+        let synced = {
+            let state = self.state.lock();
+            if state.condition != Condition::Serving || state.marked >= state.synced.offset {
+                return Ok(());
+            }
+            state.synced.offset
+        };
+        mark::write(&*self.store, &self.dir, synced)?;
+        self.state.lock().marked = synced;
+        Ok(())
     }
 }
