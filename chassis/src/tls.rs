@@ -59,6 +59,8 @@ pub type ClientTls = Reloading<ClientConfig>;
 pub enum TlsError {
     #[error("{path}: cannot be read: {source}")]
     Read { path: PathBuf, source: std::io::Error },
+    #[error("`tls.cert` and `tls.key` are not set: name the files of the certificate and its key")]
+    Unset,
     #[error("{path}: holds no {what} in PEM form")]
     Missing { path: PathBuf, what: &'static str },
     #[error("{path}: {reason}")]
@@ -284,6 +286,9 @@ fn read_all(paths: &[PathBuf]) -> Result<Vec<Vec<u8>>, TlsError> {
 }
 
 fn read(path: &Path) -> Result<Vec<u8>, TlsError> {
+    if path.as_os_str().is_empty() {
+        return Err(TlsError::Unset);
+    }
     std::fs::read(path).map_err(|source| TlsError::Read { path: path.to_owned(), source })
 }
 

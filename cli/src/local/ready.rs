@@ -28,11 +28,9 @@ pub async fn wait(plans: &[RegionPlan]) -> anyhow::Result<()> {
 async fn probe(plan: &RegionPlan, regions: usize) -> anyhow::Result<()> {
     let endpoint = Endpoint::new(plan.host.to_string(), plan.kafka);
     let cluster = Cluster::new(vec![endpoint], ConnectOptions::default());
-    for topic in cluster.topics().await? {
-        if let Some(lost) = topic.partitions.iter().find(|partition| partition.leader.0 < 0) {
-            bail!("partition {}-{} has no leader", topic.name, lost.index);
-        }
-    }
+    // A topic without a leader is one that could not be opened: the broker's log says why, and it keeps
+    // nobody from the others.
+    cluster.topics().await?;
     if plan.host.is_loopback() {
         let mut control = control::connect(&plan.address(plan.control), None).await?;
         let info = control.cluster_info(v1::ClusterInfoRequest {}).await?.into_inner();
