@@ -432,7 +432,7 @@ fn a_batch_that_mixes_lanes_is_taken_apart_without_a_change_to_any_record() -> R
     for codec in ["none", "gzip", "snappy", "lz4", "zstd"] {
         let records: Vec<Record> = (0..12)
             .map(|n| if n % 2 == 0 { odd(n) } else { odd(n).header("x-lane", "boe-cart") })
-            .map(|record| Record { timestamp: Some(1_800_000_000_123), ..record }.partition(0))
+            .map(|record| Record { timestamp: Some(1_700_000_000_123), ..record }.partition(0))
             .collect();
         let options = ["--codec", codec, "--linger", "500"];
         Library::Confluent.produce_all(&local.bootstrap(0), TOPIC, &records, &options)?;
