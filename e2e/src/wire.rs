@@ -268,7 +268,7 @@ impl Conn {
                     part.error
                 );
                 let found = batches(&part.records);
-                count += found.iter().map(|(_, _, records, _)| *records as u64).sum::<u64>();
+                count += shown(&found);
                 let Some((_, last, _, _)) = found.last() else { break };
                 from = last + 1;
                 if from >= part.high_watermark {
@@ -372,6 +372,13 @@ pub fn batch(records: &[Record], head: BatchHead) -> Vec<u8> {
     whole.i32(crc32c(&checked.0) as i32);
     whole.0.extend_from_slice(&checked.0);
     whole.0
+}
+
+/// How many records of these batches an application sees: none of a control batch, which only takes the reader over
+/// what is hidden.
+pub fn shown(found: &[(i64, i64, i32, i16)]) -> u64 {
+    let data = found.iter().filter(|(_, _, _, attributes)| attributes & 0x20 == 0);
+    data.map(|(_, _, records, _)| *records as u64).sum()
 }
 
 /// (base offset, last offset, record count, attributes) of every whole batch in an answer.

@@ -93,9 +93,7 @@ fn fetch_raw(address: &str, client_id: &str) -> Result<(usize, Vec<u8>)> {
             ensure!(part.error == 0, "Fetch answers error {}", part.error);
             if from == next {
                 let found = batches(&part.records);
-                // A control batch takes the reader over what is hidden; no client shows it to an application.
-                let shown = found.iter().filter(|(_, _, _, attributes)| attributes & 0x20 == 0);
-                count += shown.map(|(_, _, records, _)| *records as usize).sum::<usize>();
+                count += wire::shown(&found) as usize;
                 next = found.last().map_or(next + 1, |(_, last, _, _)| last + 1);
             }
             bytes.extend(part.records);
