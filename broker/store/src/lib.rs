@@ -12,10 +12,12 @@ mod dice;
 mod error;
 pub mod meta;
 mod path;
+pub mod remote;
 pub mod segment;
 
 pub use data_dir::{DataDir, FORMAT_KNOWN};
 pub use error::StoreError;
 pub use meta::{Change, Item, Lease, MetaError, MetaStore, Version, Watch};
 pub use path::{PathError, StorePath};
+pub use remote::{Life, LifeLog, Remote};
 pub use segment::{Disk, Entry, Faults, Flaky, Memory, Reader, SegmentStore, Volatile, Writer};
