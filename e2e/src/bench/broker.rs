@@ -19,6 +19,8 @@ const MEBIBYTE: f64 = 1024.0 * 1024.0;
 const WARM_UP_RECORDS: (u64, u64) = (300_000, 600_000);
 /// Records per second and their number in a latency run.
 const RATE: u64 = 2_000;
+/// The same with a sync for each batch, which is what Kafka can keep up with.
+const SYNC_RATE: u64 = 50;
 /// How long a started broker rests before its memory counts as idle.
 const REST: Duration = Duration::from_secs(3);
 
@@ -166,7 +168,7 @@ fn latency(
 ) -> Result<()> {
     let topic = format!("latency-{round}-{record_bytes}-{partitions}");
     broker.create_topic(&topic, partitions, &[])?;
-    let load = Load::plain(&topic, scale.records(RATE * 5, RATE * 20), record_bytes, "none");
+    let load = Load::plain(&topic, scale.records(RATE * 5, RATE * 10), record_bytes, "none");
     let (ack, arrival) = load::latency(&broker.bootstrap(), &load, RATE)?;
     let cell = format!("latency {RATE}/s {record_bytes} B {partitions}p");
     for (metric, value) in [
@@ -190,12 +192,12 @@ fn synced(scale: Scale, samples: &mut Samples) -> Result<()> {
         for broker in in_turns(&brokers, round) {
             let topic = format!("synced-{round}");
             broker.create_topic(&topic, 1, &[("flush.messages", "1")])?;
-            let load = Load::plain(&topic, scale.records(30_000, 100_000), 1024, "none");
+            let load = Load::plain(&topic, scale.records(20_000, 30_000), 1024, "none");
             let before = broker.cpu_seconds()?;
             let rate = load::produce(Client::Java, &broker.bootstrap(), &load)?;
             let cpu = (broker.cpu_seconds()? - before) / (load.bytes() / GIGABYTE);
-            let latency = Load::plain(&topic, scale.records(RATE, RATE * 4), 1024, "none");
-            let (ack, _) = load::latency(&broker.bootstrap(), &latency, RATE / 4)?;
+            let latency = Load::plain(&topic, scale.records(SYNC_RATE * 5, SYNC_RATE * 20), 1024, "none");
+            let (ack, _) = load::latency(&broker.bootstrap(), &latency, SYNC_RATE)?;
             for (metric, value) in [
                 ("sync_MB_per_s", rate),
                 ("sync_cpu_s_per_GB", cpu),
@@ -218,7 +220,7 @@ fn cells(scale: Scale) -> Vec<Cell> {
     let more = if scale.is_full() { &more[..] } else { &more[..0] };
     let cell = |&(record_bytes, codec, partitions): &(u64, &'static str, i32)| {
         let quick = if record_bytes < 1024 { 800_000 } else { 200_000 };
-        let records = scale.records(quick, 3 * quick);
+        let records = scale.records(quick, 2 * quick);
         Cell { record_bytes, codec, partitions, records }
     };
     all.iter().chain(more).map(cell).collect()

@@ -48,8 +48,8 @@ pub(super) const METRICS: &[(&str, &str)] = &[
     ("peak_rss_MiB", "Highest resident memory, MiB"),
     ("sync_MB_per_s", "For information: synced, MB per second"),
     ("sync_cpu_s_per_GB", "For information: synced, CPU seconds per GB"),
-    ("sync_p50_us", "For information: synced, 500/s, p50 to acknowledgement, µs"),
-    ("sync_p99_us", "For information: synced, 500/s, p99 to acknowledgement, µs"),
+    ("sync_p50_us", "For information: synced, 50/s, p50 to acknowledgement, µs"),
+    ("sync_p99_us", "For information: synced, 50/s, p99 to acknowledgement, µs"),
 ];
 
 /// Writes and prints the comparison of brokers.
