@@ -607,6 +607,47 @@ mod metadata {
         lease.lost().await;
         assert!(other.is_held());
     }
+
+    pub(super) async fn a_guarded_write_needs_its_guard(store: &dyn MetaStore) {
+        let guard = store.put_if("guard", b"1".to_vec(), None).await.unwrap();
+        let first = store.put_guarded("k", b"a".to_vec(), None, ("guard", guard)).await.unwrap();
+        let again = store.put_guarded("k", b"b".to_vec(), None, ("guard", guard)).await;
+        assert_eq!(again, Err(MetaError::Conflict { current: Some(first) }));
+        store.delete_if("guard", guard).await.unwrap();
+        let late = store.put_guarded("k", b"b".to_vec(), Some(first), ("guard", guard)).await;
+        assert_eq!(late, Err(MetaError::GuardGone));
+        let newer = store.put_if("guard", b"1".to_vec(), None).await.unwrap();
+        assert_ne!(newer, guard);
+        let late = store.put_guarded("k", b"b".to_vec(), Some(first), ("guard", guard)).await;
+        assert_eq!(late, Err(MetaError::GuardGone), "a guard of the same name is another one");
+        assert_eq!(store.get("k").await.unwrap(), Some((b"a".to_vec(), first)));
+    }
+
+    pub(super) async fn a_leased_key_goes_with_its_lease(store: &dyn MetaStore) {
+        let lease = store.lease(Duration::from_secs(2)).await.unwrap();
+        let mut watch = store.watch("live/").await.unwrap();
+        let version = store.put_leased("live/1", b"x".to_vec(), None, &lease).await.unwrap();
+        let taken = store.put_leased("live/1", b"y".to_vec(), None, &lease).await;
+        assert_eq!(taken, Err(MetaError::Conflict { current: Some(version) }));
+        store.put_if("live/2", b"stays".to_vec(), None).await.unwrap();
+        assert!(matches!(watch.next().await, Some(Change::Put(item)) if item.key == "live/1"));
+        assert!(matches!(watch.next().await, Some(Change::Put(item)) if item.key == "live/2"));
+        // Dropped without a word, as by a process that dies.
+        drop(lease);
+        let gone = watch.next().await;
+        assert!(matches!(&gone, Some(Change::Deleted { key, .. }) if key == "live/1"), "{gone:?}");
+        assert_eq!(store.list("live/").await.unwrap().len(), 1);
+        let late = store.put_guarded("k", b"b".to_vec(), None, ("live/1", version)).await;
+        assert_eq!(late, Err(MetaError::GuardGone));
+        let ended = store.lease(Duration::from_secs(2)).await.unwrap();
+        ended.end();
+        assert_eq!(store.put_leased("live/3", Vec::new(), None, &ended).await, Err(MetaError::GuardGone));
+    }
+}
+
+/// What a store that several processes share does besides.
+async fn shared_metadata_cases(make: impl Fn() -> Arc<dyn MetaStore>) {
+    metadata::a_leased_key_goes_with_its_lease(&*make()).await;
 }
 
 /// Runs every case on a fresh store.
@@ -618,6 +659,7 @@ async fn metadata_cases(make: impl Fn() -> Arc<dyn MetaStore>) {
     metadata::one_of_two_writers_wins(&*make()).await;
     metadata::keys_and_values_are_bounded(&*make()).await;
     metadata::a_lease_is_held_until_it_ends(&*make()).await;
+    metadata::a_guarded_write_needs_its_guard(&*make()).await;
 }
 
 /// Metadata stores in directories that go away with this.
@@ -640,6 +682,7 @@ impl MetaFiles {
 #[tokio::test]
 async fn memory_is_a_metadata_store() {
     metadata_cases(|| Arc::new(meta::Memory::new())).await;
+    shared_metadata_cases(|| Arc::new(meta::Memory::new())).await;
 }
 
 #[tokio::test]
@@ -653,6 +696,7 @@ async fn flaky_is_a_metadata_store() {
     let faults =
         MetaFaults { delay_per_mille: 20, delay_max: Duration::from_millis(1), ..MetaFaults::default() };
     metadata_cases(|| Arc::new(meta::Flaky::new(meta::Memory::new(), 1, faults))).await;
+    shared_metadata_cases(|| Arc::new(meta::Flaky::new(meta::Memory::new(), 3, faults))).await;
     let files = MetaFiles::new();
     metadata_cases(|| Arc::new(meta::Flaky::new(files.make(), 2, faults))).await;
 }

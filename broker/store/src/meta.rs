@@ -9,8 +9,9 @@ mod memory;
 mod table;
 mod watch;
 
-use std::sync::Arc;
+use std::fmt;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use futures_util::future::BoxFuture;
@@ -45,8 +46,30 @@ pub trait MetaStore: Send + Sync {
     /// changes whose version is higher than the item's.
     fn watch<'a>(&'a self, prefix: &'a str) -> Answer<'a, Watch>;
 
-    /// A lease of the caller's own. Embedded stores have one user and never take it away.
+    /// A lease of the caller's own. It is kept alive until its last clone is dropped or it is ended;
+    /// stores with several users take it away when they have not heard of it for `ttl`.
     fn lease(&self, ttl: Duration) -> Answer<'_, Lease>;
+
+    /// As [`MetaStore::put_if`] for a key that goes when the lease does. A store that one process owns
+    /// alone may refuse with [`MetaError::Unavailable`].
+    fn put_leased<'a>(
+        &'a self,
+        key: &'a str,
+        value: Vec<u8>,
+        expected: Option<Version>,
+        lease: &'a Lease,
+    ) -> Answer<'a, Version>;
+
+    /// As [`MetaStore::put_if`], in one step with the condition that `guard` still has this version:
+    /// [`MetaError::GuardGone`] otherwise. Where the guard is a leased key, a writer whose lease was
+    /// taken away without its knowledge is refused.
+    fn put_guarded<'a>(
+        &'a self,
+        key: &'a str,
+        value: Vec<u8>,
+        expected: Option<Version>,
+        guard: (&'a str, Version),
+    ) -> Answer<'a, Version>;
 
     /// The version of the latest write of the whole store.
     fn version(&self) -> Answer<'_, Version>;
@@ -80,6 +103,9 @@ pub enum MetaError {
     /// Somebody else wrote: read again and decide anew.
     #[error("the key has changed: {current:?}")]
     Conflict { current: Option<Version> },
+    /// What the write was guarded by has changed: the writer's lease is gone.
+    #[error("the guard of the write is gone")]
+    GuardGone,
     #[error("key {0:?} is not allowed: 1 to {max} bytes, no control characters", max = KEY_BYTES_MAX)]
     BadKey(String),
     #[error("a value of {0} bytes is too large: at most {max}", max = VALUE_BYTES_MAX)]
@@ -123,21 +149,37 @@ fn check_value(value: &[u8]) -> Result<(), MetaError> {
     if value.len() <= VALUE_BYTES_MAX { Ok(()) } else { Err(MetaError::TooLarge(value.len())) }
 }
 
-/// Proof of being alive to others. Clones stand for the same lease.
-#[derive(Clone, Debug)]
+/// Proof of being alive to others. Clones stand for the same lease; it ends with the last of them.
+#[derive(Clone)]
 pub struct Lease {
     state: Arc<LeaseState>,
 }
 
-#[derive(Debug, Default)]
+/// A lease that does not keep it.
+#[derive(Clone)]
+struct WeakLease(Weak<LeaseState>);
+
 struct LeaseState {
+    /// The store's name for it.
+    id: i64,
     gone: AtomicBool,
     changed: Notify,
+    on_end: Box<dyn Fn() + Send + Sync>,
 }
 
 impl Lease {
-    fn new() -> Lease {
-        Lease { state: Arc::default() }
+    /// `on_end` is called once, when the lease ends by its holder's will or by [`Lease::end`].
+    fn new(id: i64, on_end: impl Fn() + Send + Sync + 'static) -> Lease {
+        let (gone, changed) = (AtomicBool::new(false), Notify::new());
+        Lease { state: Arc::new(LeaseState { id, gone, changed, on_end: Box::new(on_end) }) }
+    }
+
+    fn id(&self) -> i64 {
+        self.state.id
+    }
+
+    fn downgrade(&self) -> WeakLease {
+        WeakLease(Arc::downgrade(&self.state))
     }
 
     /// False once the lease may have been given to another.
@@ -158,8 +200,40 @@ impl Lease {
 
     /// Gives the lease up.
     pub fn end(&self) {
-        self.state.gone.store(true, Ordering::Release);
-        self.state.changed.notify_waiters();
+        self.state.end();
+    }
+}
+
+impl WeakLease {
+    fn upgrade(&self) -> Option<Lease> {
+        self.0.upgrade().map(|state| Lease { state })
+    }
+}
+
+impl fmt::Debug for WeakLease {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "WeakLease({:?})", self.upgrade())
+    }
+}
+
+impl LeaseState {
+    fn end(&self) {
+        if !self.gone.swap(true, Ordering::AcqRel) {
+            (self.on_end)();
+            self.changed.notify_waiters();
+        }
+    }
+}
+
+impl Drop for LeaseState {
+    fn drop(&mut self) {
+        self.end();
+    }
+}
+
+impl fmt::Debug for Lease {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Lease({}, held: {})", self.state.id, self.is_held())
     }
 }
 
@@ -186,6 +260,26 @@ impl<M: MetaStore + ?Sized> MetaStore for Arc<M> {
 
     fn lease(&self, ttl: Duration) -> Answer<'_, Lease> {
         (**self).lease(ttl)
+    }
+
+    fn put_leased<'a>(
+        &'a self,
+        key: &'a str,
+        value: Vec<u8>,
+        expected: Option<Version>,
+        lease: &'a Lease,
+    ) -> Answer<'a, Version> {
+        (**self).put_leased(key, value, expected, lease)
+    }
+
+    fn put_guarded<'a>(
+        &'a self,
+        key: &'a str,
+        value: Vec<u8>,
+        expected: Option<Version>,
+        guard: (&'a str, Version),
+    ) -> Answer<'a, Version> {
+        (**self).put_guarded(key, value, expected, guard)
     }
 
     fn version(&self) -> Answer<'_, Version> {

@@ -120,7 +120,34 @@ impl MetaStore for File {
     }
 
     fn lease(&self, _ttl: Duration) -> Answer<'_, Lease> {
-        Box::pin(async move { Ok(Lease::new()) })
+        // One process owns the store; nobody could be given the lease instead.
+        Box::pin(async move { Ok(Lease::new(0, || {})) })
+    }
+
+    fn put_leased<'a>(
+        &'a self,
+        _key: &'a str,
+        _value: Vec<u8>,
+        _expected: Option<Version>,
+        _lease: &'a Lease,
+    ) -> Answer<'a, Version> {
+        let reason = "metadata in a file belongs to one process: keys under a lease need etcd";
+        Box::pin(async move { Err(MetaError::Unavailable(reason.to_owned())) })
+    }
+
+    fn put_guarded<'a>(
+        &'a self,
+        key: &'a str,
+        value: Vec<u8>,
+        expected: Option<Version>,
+        guard: (&'a str, Version),
+    ) -> Answer<'a, Version> {
+        Box::pin(async move {
+            check_key(key)?;
+            check_value(&value)?;
+            let (key, guard) = (key.to_owned(), (guard.0.to_owned(), guard.1));
+            self.write(move |table| table.guarded((&guard.0, guard.1))?.put_if(&key, value, expected)).await
+        })
     }
 
     fn version(&self) -> Answer<'_, Version> {

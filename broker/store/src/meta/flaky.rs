@@ -9,7 +9,7 @@ use std::time::Duration;
 use parking_lot::Mutex;
 
 use super::watch::WatchHandle;
-use super::{Answer, Item, Lease, MetaError, MetaStore, Version, Watch};
+use super::{Answer, Item, Lease, MetaError, MetaStore, Version, Watch, WeakLease};
 use crate::dice::Dice;
 
 /// How often things go wrong by themselves. The default is never.
@@ -38,7 +38,7 @@ struct Shared {
     dice: Dice,
     faults: Mutex<MetaFaults>,
     watches: Mutex<Vec<WatchHandle>>,
-    leases: Mutex<Vec<Lease>>,
+    leases: Mutex<Vec<WeakLease>>,
 }
 
 impl<M: MetaStore> Flaky<M> {
@@ -63,7 +63,8 @@ impl<M: MetaStore> Flaky<M> {
 
     /// Every lease given out so far is taken away.
     pub fn lose_leases(&self) {
-        self.shared.leases.lock().drain(..).for_each(|lease| lease.end());
+        let leases = std::mem::take(&mut *self.shared.leases.lock());
+        leases.iter().filter_map(WeakLease::upgrade).for_each(|lease| lease.end());
     }
 
     async fn disturb(&self) -> Result<(), MetaError> {
@@ -138,9 +139,37 @@ impl<M: MetaStore> MetaStore for Flaky<M> {
             self.disturb().await?;
             let lease = self.inner.lease(ttl).await?;
             let mut leases = self.shared.leases.lock();
-            leases.retain(Lease::is_held);
-            leases.push(lease.clone());
+            leases.retain(|lease| lease.upgrade().is_some_and(|lease| lease.is_held()));
+            leases.push(lease.downgrade());
             Ok(lease)
+        })
+    }
+
+    fn put_leased<'a>(
+        &'a self,
+        key: &'a str,
+        value: Vec<u8>,
+        expected: Option<Version>,
+        lease: &'a Lease,
+    ) -> Answer<'a, Version> {
+        Box::pin(async move {
+            self.disturb().await?;
+            let version = self.inner.put_leased(key, value, expected, lease).await?;
+            self.disturb_late().map(|()| version)
+        })
+    }
+
+    fn put_guarded<'a>(
+        &'a self,
+        key: &'a str,
+        value: Vec<u8>,
+        expected: Option<Version>,
+        guard: (&'a str, Version),
+    ) -> Answer<'a, Version> {
+        Box::pin(async move {
+            self.disturb().await?;
+            let version = self.inner.put_guarded(key, value, expected, guard).await?;
+            self.disturb_late().map(|()| version)
         })
     }
 

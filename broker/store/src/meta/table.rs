@@ -44,6 +44,11 @@ impl Table {
         Ok(Change::Put(Item { key: key.to_owned(), value, version: self.next() }))
     }
 
+    /// Itself, if the key `guard` has this version.
+    pub(super) fn guarded(&self, (guard, version): (&str, Version)) -> Result<&Table, MetaError> {
+        self.guard(guard, Some(version)).map(|()| self).map_err(|_| MetaError::GuardGone)
+    }
+
     pub(super) fn delete_if(&self, key: &str, expected: Version) -> Result<Change, MetaError> {
         self.guard(key, Some(expected))?;
         Ok(Change::Deleted { key: key.to_owned(), version: self.next() })
