@@ -7,6 +7,8 @@
 //! implementation that is asynchronous inside runs a runtime of its own.
 
 mod block;
+mod flaky;
+mod memory;
 
 use std::fmt;
 use std::sync::Arc;
@@ -14,6 +16,8 @@ use std::sync::Arc;
 use bytes::Bytes;
 
 pub use block::{BLOCK_BYTES_MAX, Block, BlockError};
+pub use flaky::{Flaky, RemoteFaults};
+pub use memory::Memory;
 
 use crate::{Entry, StoreError, StorePath};
 
@@ -28,7 +32,8 @@ pub struct Life {
 /// An object store or a distributed file system, shared by all brokers of a cluster.
 pub trait Remote: Send + Sync {
     /// Writes an object that did not exist; durable when it returns. [`StoreError::AlreadyExists`] if
-    /// there is another one of this name, never because the own write was answered late.
+    /// there is another one of this name, never because the own write was answered late: one with the
+    /// same bytes counts as one's own, so a `put` that failed is simply tried again.
     fn put(&self, name: &StorePath, bytes: Bytes) -> Result<(), StoreError>;
 
     /// Up to `len` bytes of an object from `pos` on; fewer at its end, none beyond it.
@@ -41,7 +46,8 @@ pub trait Remote: Send + Sync {
     fn delete(&self, name: &StorePath) -> Result<(), StoreError>;
 
     /// Begins the log of a life that has none; the caller is its only writer. [`StoreError::Fenced`] if
-    /// somebody ended this life already, also one that never began.
+    /// somebody ended this life already, also one that never began. May be tried again until the first
+    /// `append`; [`StoreError::AlreadyExists`] once there are blocks.
     fn begin(&self, life: Life) -> Result<Arc<dyn LifeLog>, StoreError>;
 
     /// Ends a life and hands its blocks, from the lowest one still needed, in order and without a gap,
@@ -55,7 +61,8 @@ pub trait Remote: Send + Sync {
         visit: &mut dyn FnMut(Block) -> Result<(), StoreError>,
     ) -> Result<(), StoreError>;
 
-    /// Removes the blocks of a life that has ended; what refuses its writer stays.
+    /// Removes the blocks of a life that has ended; what refuses its writer stays. To end it again
+    /// visits nothing from then on.
     fn forget(&self, life: Life) -> Result<(), StoreError>;
 
     /// The lives that have blocks.
@@ -86,4 +93,57 @@ impl Life {
         let (broker, epoch) = text.split_once('-')?;
         Some(Life { broker: broker.parse().ok()?, epoch: epoch.parse().ok()? })
     }
+}
+
+impl<R: Remote + ?Sized> Remote for Arc<R> {
+    fn put(&self, name: &StorePath, bytes: Bytes) -> Result<(), StoreError> {
+        (**self).put(name, bytes)
+    }
+
+    fn get(&self, name: &StorePath, pos: u64, len: usize) -> Result<Bytes, StoreError> {
+        (**self).get(name, pos, len)
+    }
+
+    fn list(&self, dir: &StorePath) -> Result<Vec<Entry>, StoreError> {
+        (**self).list(dir)
+    }
+
+    fn delete(&self, name: &StorePath) -> Result<(), StoreError> {
+        (**self).delete(name)
+    }
+
+    fn begin(&self, life: Life) -> Result<Arc<dyn LifeLog>, StoreError> {
+        (**self).begin(life)
+    }
+
+    fn end(
+        &self,
+        life: Life,
+        visit: &mut dyn FnMut(Block) -> Result<(), StoreError>,
+    ) -> Result<(), StoreError> {
+        (**self).end(life, visit)
+    }
+
+    fn forget(&self, life: Life) -> Result<(), StoreError> {
+        (**self).forget(life)
+    }
+
+    fn lives(&self) -> Result<Vec<Life>, StoreError> {
+        (**self).lives()
+    }
+}
+
+fn refuse_root(name: &StorePath) -> Result<(), StoreError> {
+    match name.is_root() {
+        true => Err(StoreError::Io("the root of a store cannot be deleted".to_owned())),
+        false => Ok(()),
+    }
+}
+
+fn not_ended(life: Life) -> StoreError {
+    StoreError::Io(format!("life {life} has not ended: its blocks are not removed"))
+}
+
+fn missing_block(life: Life, seq: u64) -> StoreError {
+    StoreError::Corrupt(format!("block {seq} of life {life} is missing"))
 }
