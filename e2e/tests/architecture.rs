@@ -53,6 +53,7 @@ impl Graph {
                 "--format-version",
                 "1",
                 "--locked",
+                "--all-features",
                 "--filter-platform",
                 "x86_64-unknown-linux-gnu",
             ])
