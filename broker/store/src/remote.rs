@@ -7,6 +7,8 @@
 //! implementation that is asynchronous inside runs a runtime of its own.
 
 mod block;
+#[cfg(test)]
+mod conformance;
 mod flaky;
 mod memory;
 
