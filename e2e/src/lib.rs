@@ -19,6 +19,8 @@ pub mod process;
 pub mod relay;
 pub mod server;
 pub mod services;
+#[cfg(feature = "cluster")]
+pub mod stores;
 pub mod tools;
 pub mod usage;
 pub mod wire;

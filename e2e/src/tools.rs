@@ -171,7 +171,7 @@ fn lock(path: &Path) -> Result<File> {
     Ok(file)
 }
 
-fn run(command: &mut Command) -> Result<()> {
+pub(crate) fn run(command: &mut Command) -> Result<()> {
     let shown = command.get_args().map(OsStr::to_string_lossy).collect::<Vec<_>>().join(" ");
     let program = command.get_program().to_string_lossy().into_owned();
     let output = command.stdin(Stdio::null()).output();

@@ -1,0 +1,94 @@
+//! A real etcd of one member or three. Short elections, so that the death of a member is soon over.
+
+use std::path::PathBuf;
+
+use anyhow::{Context, Result};
+use tempfile::TempDir;
+
+use super::{Daemon, go_program, http};
+use crate::ports::Ports;
+
+pub struct Etcd {
+    members: Vec<Daemon>,
+    ports: Ports,
+    _dir: TempDir,
+}
+
+impl Etcd {
+    /// Starts so many members on free ports and waits until all of them serve.
+    pub fn start(members: u16) -> Result<Etcd> {
+        let program = go_program("etcd", "go.etcd.io/etcd/server/v3")?;
+        let dir = tempfile::Builder::new().prefix("sealane-etcd").tempdir()?;
+        let ports = Ports::take()?;
+        let name = |member: u16| format!("m{member}");
+        let peer = |member: u16| format!("http://127.0.0.1:{}", ports.base + 2 * member + 1);
+        let cluster: Vec<String> =
+            (0..members).map(|member| format!("{}={}", name(member), peer(member))).collect();
+        let daemon = |member: u16| {
+            let client = format!("http://127.0.0.1:{}", ports.base + 2 * member);
+            let data: PathBuf = dir.path().join(name(member));
+            let settings = [
+                ("--name", name(member)),
+                ("--data-dir", data.display().to_string()),
+                ("--listen-client-urls", client.clone()),
+                ("--advertise-client-urls", client),
+                ("--listen-peer-urls", peer(member)),
+                ("--initial-advertise-peer-urls", peer(member)),
+                ("--initial-cluster", cluster.join(",")),
+                ("--initial-cluster-state", "new".to_owned()),
+                ("--log-level", "warn".to_owned()),
+                ("--heartbeat-interval", "50".to_owned()),
+                ("--election-timeout", "500".to_owned()),
+            ];
+            let arguments = settings.into_iter().flat_map(|(key, value)| [key.to_owned(), value]).collect();
+            Daemon::new(&program, arguments, dir.path().join(format!("{}.log", name(member))))
+        };
+        let members = (0..members).map(daemon).collect();
+        let mut etcd = Etcd { members, ports, _dir: dir };
+        etcd.members.iter_mut().try_for_each(Daemon::start)?;
+        (0..etcd.members.len()).try_for_each(|member| etcd.wait(member))?;
+        Ok(etcd)
+    }
+
+    /// The client addresses of all members.
+    pub fn endpoints(&self) -> Vec<String> {
+        (0..self.members.len()).map(|member| format!("http://127.0.0.1:{}", self.port(member))).collect()
+    }
+
+    pub fn member(&mut self, member: usize) -> &mut Daemon {
+        &mut self.members[member]
+    }
+
+    /// Starts a member that was killed and waits until it serves.
+    pub fn start_again(&mut self, member: usize) -> Result<()> {
+        self.members[member].start()?;
+        self.wait(member)
+    }
+
+    /// Throws away the history up to now: watches that are behind are told so.
+    pub fn compact(&self) -> Result<()> {
+        let status = self.post("/v3/kv/range", r#"{"key":"AA=="}"#)?;
+        let revision = status["header"]["revision"].as_str().context("etcd names its revision")?.to_owned();
+        let request = format!(r#"{{"revision":"{revision}","physical":true}}"#);
+        self.post("/v3/kv/compaction", &request).map(drop)
+    }
+
+    /// A request to etcd's JSON gateway, at the first member that answers.
+    pub fn post(&self, path: &str, request: &str) -> Result<serde_json::Value> {
+        let answers =
+            (0..self.members.len()).filter_map(|member| http(self.port(member), "POST", path, request));
+        let answer = answers.into_iter().next().context("no member of etcd answers")?;
+        serde_json::from_str(&answer).with_context(|| format!("etcd answered {answer}"))
+    }
+
+    fn wait(&mut self, member: usize) -> Result<()> {
+        let port = self.port(member);
+        let serves =
+            || http(port, "GET", "/health", "").is_some_and(|answer| answer.contains(r#""health":"true""#));
+        self.members[member].wait(serves)
+    }
+
+    fn port(&self, member: usize) -> u16 {
+        self.ports.base + 2 * member as u16
+    }
+}
