@@ -28,7 +28,7 @@ e2e-kafka:
 
 # Crash tests by more seeds than the ordinary run takes.
 soak rounds="100":
-    SEALANE_CRASH_ROUNDS={{rounds}} cargo test -p e2e --test crash -- --nocapture
+    SEALANE_CRASH_ROUNDS={{rounds}} cargo test --workspace --test crash --test killed_alone -- --nocapture --test-threads 2
 
 # A benchmark: broker (beside Apache Kafka), mirror, lanes or profile; --quick takes a few minutes.
 bench which="broker" *args:

@@ -15,7 +15,7 @@ use tokio::time::{sleep, timeout};
 use tracing::debug;
 
 use crate::metrics::Registry;
-use crate::service::ServiceHandle;
+use crate::service::{ServiceHandle, Trouble};
 
 /// Serves the endpoint of `services` as a task of `owner`; ready means all of them are.
 /// An empty `services` means `owner` alone.
@@ -88,20 +88,30 @@ impl Endpoint {
     }
 
     fn page(&self, path: &str) -> (&'static str, String) {
-        let verdict = |good: bool, name: &str| format!("{name}: {}\n", if good { "ok" } else { "no" });
-        let judged = |judge: fn(&ServiceHandle) -> bool| {
-            let body = self.services.iter().map(|service| verdict(judge(service), service.name())).collect();
-            match self.services.iter().all(judge) {
-                true => ("200 OK", body),
-                false => ("503 Service Unavailable", body),
-            }
-        };
         match path {
-            "/healthz" => judged(ServiceHandle::is_healthy),
-            "/readyz" => judged(ServiceHandle::is_ready),
+            "/healthz" => self.verdict(ServiceHandle::is_healthy, |_| Vec::new()),
+            "/readyz" => self.verdict(ServiceHandle::is_ready, ServiceHandle::troubles),
             "/metrics" => ("200 OK", self.registry.render()),
             _ => ("404 Not Found", "pages: /healthz /readyz /metrics\n".to_owned()),
         }
+    }
+
+    /// One line for each service, and one for each thing that is wrong with it.
+    fn verdict(
+        &self,
+        judge: fn(&ServiceHandle) -> bool,
+        troubles: fn(&ServiceHandle) -> Vec<Trouble>,
+    ) -> (&'static str, String) {
+        let (mut all_good, mut body) = (true, String::new());
+        for service in &self.services {
+            let good = judge(service);
+            all_good &= good;
+            body.push_str(&format!("{}: {}\n", service.name(), if good { "ok" } else { "no" }));
+            for trouble in troubles(service) {
+                body.push_str(&format!("{}: {}\n", service.name(), trouble.text()));
+            }
+        }
+        (if all_good { "200 OK" } else { "503 Service Unavailable" }, body)
     }
 }
 
@@ -111,6 +121,8 @@ const REQUEST_TIMEOUT: Duration = Duration::from_secs(10);
 
 #[cfg(test)]
 mod tests {
+    use std::sync::atomic::{AtomicBool, Ordering};
+
     use super::*;
 
     async fn get(address: SocketAddr, request: &str) -> String {
@@ -130,6 +142,24 @@ mod tests {
         assert!(get(address, "GET /readyz HTTP/1.1\r\n\r\n").await.starts_with("HTTP/1.1 503 "));
         service.set_ready(true);
         assert!(get(address, "GET /readyz HTTP/1.1\r\nHost: x\r\n\r\n").await.ends_with("broker: ok\n"));
+        let (full, wrong) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicBool::new(false)));
+        let (is_full, is_wrong) = (full.clone(), wrong.clone());
+        service.on_probe(move || {
+            let unready = is_full.load(Ordering::SeqCst).then(|| Trouble::Unready("the disk is full".into()));
+            let known = is_wrong.load(Ordering::SeqCst).then(|| Trouble::Known("t-0 is offline".into()));
+            unready.into_iter().chain(known).collect()
+        });
+        full.store(true, Ordering::SeqCst);
+        let answer = get(address, "GET /readyz HTTP/1.1\r\n\r\n").await;
+        assert!(
+            answer.starts_with("HTTP/1.1 503 ") && answer.ends_with("broker: no\nbroker: the disk is full\n")
+        );
+        full.store(false, Ordering::SeqCst);
+        wrong.store(true, Ordering::SeqCst);
+        let answer = get(address, "GET /readyz HTTP/1.1\r\n\r\n").await;
+        assert!(
+            answer.starts_with("HTTP/1.1 200 ") && answer.ends_with("broker: ok\nbroker: t-0 is offline\n")
+        );
         assert!(get(address, "GET /healthz?a HTTP/1.0\r\n\r\n").await.starts_with("HTTP/1.1 200 "));
         assert!(get(address, "GET /metrics HTTP/1.1\r\n\r\n").await.contains("\nrequests_total 1\n"));
         assert!(get(address, "GET /nope HTTP/1.1\r\n\r\n").await.starts_with("HTTP/1.1 404 "));

@@ -12,4 +12,4 @@ pub mod telemetry;
 pub mod tls;
 
 pub use metrics::Registry;
-pub use service::{Process, RunError, ServiceHandle, TaskFailure};
+pub use service::{Process, RunError, ServiceHandle, TaskFailure, Trouble};

@@ -39,7 +39,20 @@ struct Service {
     front: Stage,
     back: Stage,
     ready: AtomicBool,
+    troubles: Mutex<Vec<Troubles>>,
     failure: Arc<FirstFailure>,
+}
+
+/// Says at a probe what is wrong now.
+type Troubles = Box<dyn Fn() -> Vec<Trouble> + Send + Sync>;
+
+/// What is wrong with a service that runs; gone when it is no longer told.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Trouble {
+    /// Nobody new should be sent here while it lasts.
+    Unready(String),
+    /// A person should know; what else the service does is as good as ever.
+    Known(String),
 }
 
 #[derive(Default)]
@@ -82,6 +95,7 @@ impl Process {
             front: Stage::default(),
             back: Stage::default(),
             ready: AtomicBool::new(false),
+            troubles: Mutex::default(),
             failure: self.failure.clone(),
         }));
         self.services.lock().push(handle.clone());
@@ -219,9 +233,21 @@ impl ServiceHandle {
         self.0.ready.store(ready, Ordering::Release);
     }
 
-    /// Ready to serve: told so by [`Self::set_ready`], not stopping, no essential task dead.
+    /// `troubles` is asked at every probe what is wrong now: it must be quick.
+    pub fn on_probe(&self, troubles: impl Fn() -> Vec<Trouble> + Send + Sync + 'static) {
+        self.0.troubles.lock().push(Box::new(troubles));
+    }
+
+    /// Everything that is wrong now.
+    pub fn troubles(&self) -> Vec<Trouble> {
+        self.0.troubles.lock().iter().flat_map(|troubles| troubles()).collect()
+    }
+
+    /// Ready to serve: told so by [`Self::set_ready`], not stopping, no essential task dead, nothing
+    /// wrong that speaks against it.
     pub fn is_ready(&self) -> bool {
-        self.0.ready.load(Ordering::Acquire) && !self.stopping().is_cancelled() && self.is_healthy()
+        let up = self.0.ready.load(Ordering::Acquire) && !self.stopping().is_cancelled();
+        up && self.is_healthy() && !self.troubles().iter().any(Trouble::is_unready)
     }
 
     /// No essential task of the process is dead.
@@ -238,6 +264,18 @@ impl ServiceHandle {
         match front + back {
             0 => Ok(()),
             unfinished => Err(unfinished),
+        }
+    }
+}
+
+impl Trouble {
+    pub fn is_unready(&self) -> bool {
+        matches!(self, Trouble::Unready(_))
+    }
+
+    pub fn text(&self) -> &str {
+        match self {
+            Trouble::Unready(text) | Trouble::Known(text) => text,
         }
     }
 }

@@ -27,8 +27,7 @@ pub struct LogOptions {
     /// A default level and targets, such as `info,mirror=debug`.
     pub levels: String,
     pub format: LogFormat,
-    /// Collector, such as `http://127.0.0.1:4317`.
-    #[cfg(feature = "otel")]
+    /// Collector, such as `http://127.0.0.1:4317`; needs the feature `otel`.
     pub otlp: Option<String>,
 }
 
@@ -39,9 +38,8 @@ pub enum TelemetryError {
     Levels { levels: String, reason: String },
     #[error("logging is set up already")]
     Twice(#[from] TryInitError),
-    #[cfg(feature = "otel")]
     #[error("OTLP: {0}")]
-    Otlp(#[from] opentelemetry_otlp::ExporterBuildError),
+    Otlp(String),
 }
 
 /// Logging that is set up. Keep it until the end: what waits to be exported leaves with it.
@@ -60,12 +58,16 @@ pub fn init(options: &LogOptions) -> Result<Telemetry, TelemetryError> {
     let registry = tracing_subscriber::registry().with(filter).with(lines(options.format));
     #[cfg(not(feature = "otel"))]
     {
+        if options.otlp.is_some() {
+            return Err(TelemetryError::Otlp("this build has no export: the feature `otel` is off".into()));
+        }
         registry.try_init()?;
         Ok(Telemetry {})
     }
     #[cfg(feature = "otel")]
     {
-        let export = options.otlp.as_deref().map(otlp::Export::start).transpose()?;
+        let export = options.otlp.as_deref().map(otlp::Export::start).transpose();
+        let export = export.map_err(|error| TelemetryError::Otlp(error.to_string()))?;
         let spans = export.as_ref().map(otlp::Export::spans);
         let logs = export.as_ref().map(otlp::Export::logs);
         registry.with(spans).with(logs).try_init()?;

@@ -12,7 +12,7 @@ use bytes::Bytes;
 use kafka::batch::Codec;
 use kafka::messages::produce_request::{PartitionProduceData, TopicProduceData};
 use kafka::messages::{InitProducerIdRequest, ProduceRequest};
-use kafka::{BatchBuilder, Offset, ProducerEpoch, ProducerId, TimestampMs};
+use kafka::{BatchBuilder, ErrorCode, Offset, ProducerEpoch, ProducerId, TimestampMs};
 use kafka_client::{ClientError, TopicMetadata};
 use serde::Serialize;
 use tokio::sync::mpsc;
@@ -155,18 +155,32 @@ impl Producer {
         builder.build().bytes
     }
 
-    /// Sends until it is acknowledged, refused for good, or [`DELIVERY_TIMEOUT`] has passed.
+    /// Sends until it is acknowledged, refused for good, or [`DELIVERY_TIMEOUT`] has passed. What keeps it
+    /// waiting is said once.
     async fn deliver(&self, partition: i32, batch: Bytes) -> anyhow::Result<i64> {
         let started = Instant::now();
+        let mut said = false;
         loop {
-            match self.try_deliver(partition, &batch).await {
+            let error = match self.try_deliver(partition, &batch).await {
                 Ok(offset) => return Ok(offset),
-                Err(error) if error.is_retriable() && started.elapsed() < DELIVERY_TIMEOUT => {
-                    self.region.kafka.forget(&self.topic.name);
-                    sleep(RETRY_PAUSE).await;
-                }
-                Err(error) => return Err(error.into()),
+                Err(error) => error,
+            };
+            if !error.is_retriable() {
+                return Err(error.into());
             }
+            let waited = started.elapsed();
+            if waited > DELIVERY_TIMEOUT {
+                return Err(anyhow::Error::from(error)
+                    .context(format!("given up after {} s", DELIVERY_TIMEOUT.as_secs())));
+            }
+            // A storage error seldom passes by itself; a leader that moves soon does.
+            let is_storage = error.code() == Some(ErrorCode::KafkaStorageError);
+            if !said && (is_storage || waited > QUIET_FOR) {
+                said = true;
+                eprintln!("warning: {error}; trying again for {} s", DELIVERY_TIMEOUT.as_secs());
+            }
+            self.region.kafka.forget(&self.topic.name);
+            sleep(RETRY_PAUSE).await;
         }
     }
 
@@ -284,6 +298,8 @@ const BATCH_BYTES: usize = 512 * 1024;
 const LINGER: Duration = Duration::from_millis(2);
 const TIMEOUT_MS: i32 = 30_000;
 const DELIVERY_TIMEOUT: Duration = Duration::from_secs(60);
+/// How long it tries again without a word.
+const QUIET_FOR: Duration = Duration::from_secs(3);
 const TOPIC_TIMEOUT: Duration = Duration::from_secs(5);
 const RETRY_PAUSE: Duration = Duration::from_millis(100);
 

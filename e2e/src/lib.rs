@@ -8,6 +8,7 @@ pub mod clients;
 pub mod compare;
 pub mod dice;
 pub mod dump;
+pub mod http;
 pub mod lanes;
 pub mod load;
 pub mod logread;
@@ -19,6 +20,8 @@ pub mod process;
 pub mod relay;
 pub mod server;
 pub mod services;
+pub mod single;
+pub mod stake;
 #[cfg(feature = "cluster")]
 pub mod stores;
 pub mod tools;

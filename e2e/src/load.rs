@@ -49,6 +49,10 @@ pub struct Writer {
     pub acked: BTreeMap<u64, i64>,
     /// Records that were in flight when a connection broke.
     pub in_flight_at_a_break: u64,
+    /// Batches that were sent again over another connection.
+    pub sent_again: u64,
+    /// Answers that said "try again".
+    pub refusals: u64,
 }
 
 /// Writers that run.
@@ -69,6 +73,8 @@ impl Writer {
             unanswered: VecDeque::new(),
             acked: BTreeMap::new(),
             in_flight_at_a_break: 0,
+            sent_again: 0,
+            refusals: 0,
         }
     }
 
@@ -81,6 +87,7 @@ impl Writer {
     /// an answer that a broker must never give is an error.
     fn run(&mut self, address: &str, stop: &AtomicBool) -> Result<()> {
         let Ok(mut conn) = Conn::open(address) else { return Ok(()) };
+        self.sent_again += self.unanswered.len() as u64;
         let result = self.talk(&mut conn, stop);
         match result {
             Err(error) if error.downcast_ref::<std::io::Error>().is_some() => {
@@ -113,6 +120,7 @@ impl Writer {
             let Some(id) = sent.pop_front() else { return Ok(()) };
             let (error, base) = produced(&conn.answer(id)?)?;
             if RETRIED.contains(&error) {
+                self.refusals += 1;
                 ensure!(
                     progress.elapsed() < RETRY_LIMIT,
                     "{}-{}: produce answers error {error} again and again",

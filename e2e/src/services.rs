@@ -14,6 +14,7 @@ use rustix::process::{Pid, Signal, kill_process};
 use tempfile::TempDir;
 
 use crate::clients::PATIENCE;
+use crate::http;
 use crate::ports::Ports;
 use crate::probe;
 use crate::process::{binary, is_error};
@@ -42,6 +43,10 @@ pub struct Options {
     pub lane_grace_seconds: u32,
     /// Mechanisms that are off, for twins.
     pub mechanism_off: String,
+    /// The brokers' `storage`; the default when empty.
+    pub storage: String,
+    /// The brokers' `durability`; the default when empty.
+    pub durability: String,
 }
 
 /// The processes of two regions.
@@ -152,6 +157,11 @@ impl Services {
         format!("127.0.0.1:{}", self.ports.base + 100 * region as u16)
     }
 
+    /// A series of a region's broker, as `/metrics` shows it.
+    pub fn metric(&self, region: usize, series: &str) -> Result<f64> {
+        http::metric(self.ports.base + 100 * region as u16 + 3, series)
+    }
+
     pub fn region_dir(&self, region: usize) -> PathBuf {
         self.dir.path().join(REGIONS[region])
     }
@@ -194,13 +204,18 @@ impl Services {
 
     fn broker_config(&self, region: usize) -> String {
         let base = self.ports.base + 100 * region as u16;
-        let grace = match self.options.lane_grace_seconds {
+        let mut more = match self.options.lane_grace_seconds {
             0 => String::new(),
             seconds => format!("lane_grace_seconds = {seconds}\n"),
         };
+        for (key, value) in [("storage", &self.options.storage), ("durability", &self.options.durability)] {
+            if !value.is_empty() {
+                more.push_str(&format!("{key} = {value:?}\n"));
+            }
+        }
         format!(
             "data_dir = {:?}\nregion = {:?}\ncontrol_bind = \"127.0.0.1:{}\"\nhttp_bind = \"127.0.0.1:{}\"\n\
-             lane_port_first = {}\nlane_port_count = 90\nlane_shared_address = \"127.0.0.1:{}\"\n{grace}\
+             lane_port_first = {}\nlane_port_count = 90\nlane_shared_address = \"127.0.0.1:{}\"\n{more}\
              [[listeners]]\nname = \"kafka\"\nbind = \"127.0.0.1:{base}\"\n\
              [[listeners]]\nname = \"internal\"\nbind = \"127.0.0.1:{}\"\nclient_auth = \"required\"\ninternal = true\n\
              [listeners.tls]\n{}",
@@ -275,7 +290,8 @@ impl Drop for Services {
     }
 }
 
-fn stop(mut child: Child) -> Result<()> {
+/// SIGTERM to a process that must end with success.
+pub(crate) fn stop(mut child: Child) -> Result<()> {
     kill_process(Pid::from_child(&child), Signal::TERM)?;
     let end = Instant::now() + PATIENCE;
     loop {

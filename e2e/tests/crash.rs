@@ -13,42 +13,11 @@ use e2e::dice::Dice;
 use e2e::load::{Load, Writer};
 use e2e::logread::{self, Log};
 use e2e::process::{Local, Plan};
+use e2e::stake::{Stake, come_to_rest, rounds, seed};
 use e2e::wire::{BatchHead, Conn, batch};
 
 const TOPIC: &str = "t";
 const PARTITIONS: i32 = 2;
-
-/// What a run has put at risk.
-#[derive(Debug, Default)]
-struct Stake {
-    kills: u64,
-    acked: u64,
-    in_flight_at_a_kill: u64,
-    records: u64,
-    mirrored: u64,
-    markers: u64,
-    link_bytes: u64,
-}
-
-impl Stake {
-    fn judge(&self, regions: usize) -> Result<()> {
-        let always = [self.kills, self.acked, self.in_flight_at_a_kill, self.records];
-        ensure!(always.iter().all(|at_stake| *at_stake > 0), "nothing was at stake: {self:?}");
-        let linked = [self.mirrored, self.markers, self.link_bytes];
-        ensure!(regions == 1 || linked.iter().all(|at_stake| *at_stake > 0), "no link was at work: {self:?}");
-        Ok(())
-    }
-}
-
-fn seed() -> u64 {
-    let given = std::env::var("SEALANE_CRASH_SEED").ok().and_then(|seed| seed.parse().ok());
-    given.unwrap_or(20_26)
-}
-
-fn rounds(default: u64) -> u64 {
-    let given = std::env::var("SEALANE_CRASH_ROUNDS").ok().and_then(|rounds| rounds.parse().ok());
-    given.unwrap_or(default)
-}
 
 /// Kills the process `kills` times while every partition of every region is written to, then lets it come to rest,
 /// stops it and judges the logs.
@@ -81,32 +50,16 @@ fn kill_and_judge(plan: Plan, regions: usize, kills: u64, seed: u64) -> Result<S
     let load = Load::start(writers, &addresses);
     std::thread::sleep(Duration::from_millis(200));
     writers = load.finish()?;
-    come_to_rest(&local, regions)?;
+    let brokers: Vec<String> = (0..regions).map(|region| local.bootstrap(region)).collect();
+    come_to_rest(&brokers, TOPIC, PARTITIONS)?;
     ensure!(local.stop()?.success(), "it does not stop cleanly");
-    judge_logs(&local, &writers, regions, &mut stake)?;
-    println!("at stake: {stake:?}");
-    stake.judge(regions)?;
-    Ok(stake)
-}
-
-fn judge_logs(local: &Local, writers: &[Writer], regions: usize, stake: &mut Stake) -> Result<()> {
     let logs: Vec<Log> = (0..regions)
         .map(|region| logread::read(&local.region_dir(region), Some(TOPIC)))
         .collect::<Result<_>>()?;
-    for (at, writer) in writers.iter().enumerate() {
-        let region = at / PARTITIONS as usize;
-        stake.records += writer.judge(&logs[region])? as u64;
-        stake.acked += writer.acked.len() as u64;
-        stake.in_flight_at_a_kill += writer.in_flight_at_a_break;
-    }
-    for from in 0..regions {
-        for to in (0..regions).filter(|to| *to != from) {
-            stake.mirrored += logread::ensure_mirrored(&logs[from], &logs[to], TOPIC)? as u64;
-        }
-        stake.markers += logs[from].markers(TOPIC, "mirror");
-        stake.link_bytes += logs[from].partitions.iter().map(|part| part.unit_bytes).sum::<u64>();
-    }
-    Ok(())
+    stake.judge_logs(&logs, &writers, TOPIC)?;
+    stake.judge(regions)?;
+    ensure!(stake.in_flight_at_a_kill > 0, "nothing was in flight at a kill");
+    Ok(stake)
 }
 
 fn wait_for_topic(local: &Local, region: usize) -> Result<()> {
@@ -121,48 +74,21 @@ fn wait_for_topic(local: &Local, region: usize) -> Result<()> {
     Ok(())
 }
 
-/// Waits until every region holds the same number of records, and no log end moves any more.
-fn come_to_rest(local: &Local, regions: usize) -> Result<()> {
-    let end = Instant::now() + PATIENCE;
-    let mut before = Vec::new();
-    loop {
-        let mut counts = Vec::new();
-        let mut ends = Vec::new();
-        for region in 0..regions {
-            let mut conn = Conn::open(local.bootstrap(region))?;
-            counts.push(conn.count_records(TOPIC, PARTITIONS)?);
-            for partition in 0..PARTITIONS {
-                ends.push(conn.end_offset(TOPIC, partition)?);
-            }
-        }
-        let equal = counts.iter().all(|count| *count == counts[0]);
-        if equal && ends == before {
-            return Ok(());
-        }
-        ensure!(
-            Instant::now() < end,
-            "the regions do not come to rest: records {counts:?}, log ends {ends:?}"
-        );
-        before = ends;
-        std::thread::sleep(Duration::from_secs(2));
-    }
-}
-
 #[test]
 fn nothing_acknowledged_is_lost_moved_or_repeated_when_all_is_killed_under_load() -> Result<()> {
-    kill_and_judge(Plan::two(), 2, rounds(10), seed()).map(drop)
+    kill_and_judge(Plan::two(), 2, rounds(10), seed(20_26)).map(drop)
 }
 
 #[test]
 fn nothing_acknowledged_is_lost_when_what_was_not_synced_is_lost_with_the_process() -> Result<()> {
-    kill_and_judge(Plan::two().argument("--lose-unsynced"), 2, rounds(10), seed() + 1).map(drop)
+    kill_and_judge(Plan::two().argument("--lose-unsynced"), 2, rounds(10), seed(20_26) + 1).map(drop)
 }
 
 #[test]
 fn twin_without_sync_loses_acknowledged_records() -> Result<()> {
     let plan = Plan::one().argument("--lose-unsynced").argument("--durability").argument("os");
     fails(
-        kill_and_judge(plan, 1, rounds(10), seed() + 2),
+        kill_and_judge(plan, 1, rounds(10), seed(20_26) + 2),
         &["is lost", "and stands at", "stands after", "error 45"],
     )
 }

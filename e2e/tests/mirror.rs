@@ -1,11 +1,11 @@
-//! Two regions: no cycles, recreated topics, many topics on few streams, services killed alone, foreign peers.
+//! Two regions: no cycles, recreated topics, many topics on few streams, foreign peers. Kills are in `crash.rs` and
+//! `killed_alone.rs`.
 //! What both logs hold is read by `logread.py`, which shares no code with the product.
 
 use std::time::{Duration, Instant};
 
 use anyhow::{Result, ensure};
 use e2e::clients::{Library, PATIENCE, Record};
-use e2e::dice::Dice;
 use e2e::load::{Load, Writer};
 use e2e::process::Plan;
 use e2e::services::{Kind, Options, Services};
@@ -194,66 +194,6 @@ fn a_peer_with_a_foreign_certificate_gets_nothing_and_the_regions_go_on() -> Res
     ensure!(Conn::open(&both[1])?.list_offset("t", 0, -1)?.0 == 3, "something crossed");
     ensure!(Conn::open(&both[0])?.count_records("t", 1)? == 10, "the region does not go on");
     services.stop()
-}
-
-#[test]
-fn a_service_killed_alone_loses_and_repeats_nothing() -> Result<()> {
-    const PARTITIONS: i32 = 2;
-    let rounds =
-        std::env::var("SEALANE_CRASH_ROUNDS").ok().and_then(|rounds| rounds.parse().ok()).unwrap_or(12);
-    let seed = std::env::var("SEALANE_CRASH_SEED").ok().and_then(|seed| seed.parse().ok()).unwrap_or(4_126);
-    println!("seed {seed}, {rounds} kills");
-    let mut dice = Dice::new(seed);
-    let mut services = Services::start(Options::default())?;
-    let both = [services.bootstrap(0), services.bootstrap(1)];
-    Conn::open(&both[0])?.create_topic("t", PARTITIONS, &[("segment.bytes", "1048576")])?;
-    until("the topic in both regions", || Ok(Conn::open(&both[1])?.end_offset("t", PARTITIONS - 1).is_ok()))?;
-    let mut writers = Vec::new();
-    let mut addresses = Vec::new();
-    for (region, address) in both.iter().enumerate() {
-        for partition in 0..PARTITIONS {
-            writers.push(Writer::new(
-                "t",
-                partition,
-                &format!("r{region}p{partition}-"),
-                dice.below(u64::MAX),
-            ));
-            addresses.push(address.clone());
-        }
-    }
-    for _ in 0..rounds {
-        let victim = [Kind::Broker, Kind::Mirror, Kind::LaneRouter][dice.below(3) as usize];
-        let region = dice.below(2) as usize;
-        let load = Load::start(writers, &addresses);
-        std::thread::sleep(Duration::from_millis(dice.between(60, 400)));
-        services.kill(victim, region)?;
-        writers = load.finish()?;
-        services.spawn(victim, region)?;
-    }
-    writers = Load::start(writers, &addresses).finish()?;
-    let total: u64 = writers.iter().map(Writer::made).sum();
-    wait_count(&both[0], "t", PARTITIONS, total)?;
-    wait_count(&both[1], "t", PARTITIONS, total)?;
-    ensure_at_rest(&both, "t")?;
-    services.stop()?;
-    let logs = [
-        logread::read(&services.region_dir(0), Some("t"))?,
-        logread::read(&services.region_dir(1), Some("t"))?,
-    ];
-    let (mut acked, mut in_flight) = (0, 0);
-    for (at, writer) in writers.iter().enumerate() {
-        writer.judge(&logs[at / PARTITIONS as usize])?;
-        acked += writer.acked.len();
-        in_flight += writer.in_flight_at_a_break;
-    }
-    let mirrored = logread::ensure_mirrored(&logs[0], &logs[1], "t")?
-        + logread::ensure_mirrored(&logs[1], &logs[0], "t")?;
-    let markers = logs[0].markers("t", "mirror") + logs[1].markers("t", "mirror");
-    println!(
-        "at stake: {acked} acknowledged, {in_flight} in flight at a kill, {mirrored} mirrored, {markers} markers"
-    );
-    ensure!(acked > 0 && in_flight > 0 && mirrored > 0 && markers > 0, "nothing was at stake");
-    Ok(())
 }
 
 #[test]
