@@ -14,6 +14,10 @@ use kafka::produce::ProduceRequest;
 use kafka::record::{self, BatchBuilder, Records};
 use kafka::{api, cold, control, messages};
 
+#[macro_use]
+#[path = "cold_requests.rs"]
+mod cold_requests;
+
 /// Frames of a fuzzed connection; larger ones must be refused.
 const FRAME_BYTES_MAX: usize = 1024 * 1024;
 
@@ -92,36 +96,7 @@ macro_rules! decode_as {
 }
 
 fn cold_request(header: &RequestHeader, body: Bytes) {
-    decode_as!(
-        header, body,
-        2 ListOffsetsRequest,
-        3 MetadataRequest,
-        8 OffsetCommitRequest,
-        9 OffsetFetchRequest,
-        10 FindCoordinatorRequest,
-        11 JoinGroupRequest,
-        12 HeartbeatRequest,
-        13 LeaveGroupRequest,
-        14 SyncGroupRequest,
-        15 DescribeGroupsRequest,
-        16 ListGroupsRequest,
-        18 ApiVersionsRequest,
-        19 CreateTopicsRequest,
-        20 DeleteTopicsRequest,
-        21 DeleteRecordsRequest,
-        22 InitProducerIdRequest,
-        23 OffsetForLeaderEpochRequest,
-        32 DescribeConfigsRequest,
-        33 AlterConfigsRequest,
-        35 DescribeLogDirsRequest,
-        37 CreatePartitionsRequest,
-        42 DeleteGroupsRequest,
-        44 IncrementalAlterConfigsRequest,
-        47 OffsetDeleteRequest,
-        60 DescribeClusterRequest,
-        74 ListConfigResourcesRequest,
-        75 DescribeTopicPartitionsRequest,
-    );
+    with_cold_requests!(decode_as! { header, body, });
 }
 
 fn private_request(key: i16, body: Bytes) {

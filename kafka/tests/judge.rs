@@ -15,6 +15,10 @@ use proptest::collection::vec;
 use proptest::option;
 use proptest::prelude::*;
 
+#[macro_use]
+#[path = "../../fuzz/cold_requests.rs"]
+mod cold_requests;
+
 fn text() -> impl Strategy<Value = StrBytes> {
     "[a-zé.]{0,20}".prop_map(StrBytes::from_string)
 }
@@ -344,7 +348,7 @@ proptest! {
 }
 
 /// Every advertised cold request in every version.
-macro_rules! cold_requests {
+macro_rules! decode_each {
     ($body:expr, $($key:literal $request:ident),+ $(,)?) => {
         for range in kafka::ADVERTISED {
             for version in range.min..=range.max {
@@ -359,36 +363,7 @@ macro_rules! cold_requests {
 }
 
 fn decode_every_cold_request(body: &Bytes) {
-    cold_requests!(
-        body,
-        2 ListOffsetsRequest,
-        3 MetadataRequest,
-        8 OffsetCommitRequest,
-        9 OffsetFetchRequest,
-        10 FindCoordinatorRequest,
-        11 JoinGroupRequest,
-        12 HeartbeatRequest,
-        13 LeaveGroupRequest,
-        14 SyncGroupRequest,
-        15 DescribeGroupsRequest,
-        16 ListGroupsRequest,
-        18 ApiVersionsRequest,
-        19 CreateTopicsRequest,
-        20 DeleteTopicsRequest,
-        21 DeleteRecordsRequest,
-        22 InitProducerIdRequest,
-        23 OffsetForLeaderEpochRequest,
-        32 DescribeConfigsRequest,
-        33 AlterConfigsRequest,
-        35 DescribeLogDirsRequest,
-        37 CreatePartitionsRequest,
-        42 DeleteGroupsRequest,
-        44 IncrementalAlterConfigsRequest,
-        47 OffsetDeleteRequest,
-        60 DescribeClusterRequest,
-        74 ListConfigResourcesRequest,
-        75 DescribeTopicPartitionsRequest,
-    );
+    with_cold_requests!(decode_each! { body, });
 }
 
 /// One small frame must not make the process allocate gigabytes: that would end it.
