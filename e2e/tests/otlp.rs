@@ -89,8 +89,8 @@ async fn logs_and_their_spans_arrive_at_a_collector_before_the_process_ends() ->
         .flat_map(|resource| &resource.scope_logs)
         .flat_map(|scope| &scope.log_records)
         .collect();
-    let of_ours = records.iter().filter(|record| text(&record.body) == "a segment is damaged");
-    let log = of_ours.last().context("the line did not arrive")?;
+    let log = records.iter().find(|record| text(&record.body) == "a segment is damaged");
+    let log = log.context("the line did not arrive")?;
     ensure!(log.severity_text == "WARN", "{}", log.severity_text);
     ensure!(attribute(&log.attributes, "partition").as_deref() == Some("3"), "{:?}", log.attributes);
     ensure!(!records.iter().any(|record| text(&record.body).contains("nobody asked")), "a level too many");
