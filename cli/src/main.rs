@@ -47,8 +47,6 @@ fn run(cli: Cli) -> anyhow::Result<()> {
         format: cli.log_format.into(),
         #[cfg(feature = "otel")]
         otlp: cli.otlp.clone(),
-    })?;
-    let result = runtime.block_on(dispatch(cli.command));
         #[cfg(not(feature = "otel"))]
         otlp: None,
     drop((telemetry, inside));
