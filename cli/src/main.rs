@@ -49,6 +49,8 @@ fn run(cli: Cli) -> anyhow::Result<()> {
         otlp: cli.otlp.clone(),
         #[cfg(not(feature = "otel"))]
         otlp: None,
+    })?;
+    let result = runtime.block_on(dispatch(cli.command));
     drop((telemetry, inside));
     // What is blocked in a read of standard input must not hold the end up.
     runtime.shutdown_background();
