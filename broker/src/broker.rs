@@ -8,22 +8,26 @@ use std::time::Duration;
 
 use broker_store::{MetaError, MetaStore, SegmentStore, StoreError};
 use futures_util::StreamExt;
-use kafka::{BrokerId, ClusterId, LeaderEpoch, PartitionIndex, RegionId, RegionName, TopicId, TopicName};
+use kafka::{
+    BrokerId, ClusterId, ErrorCode, LeaderEpoch, PartitionIndex, RegionId, RegionName, TopicId, TopicName,
+};
 use lane_core::Lane;
 use parking_lot::RwLock;
 use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 
 use crate::clock;
+use crate::cluster::Cluster;
 use crate::config::Config;
 use crate::control::LinkBoard;
 use crate::coordinator::{self, Coordinator, GroupConfig};
 use crate::lanes::{LaneParts, Lanes, Owned};
+use crate::log::OpenFiles;
 use crate::log::recovery::RecoverError;
 use crate::metrics::{GroupMetrics, Metrics};
 use crate::partition::{Flusher, OpenPartition, Partition, Settings};
 use crate::producer_ids::ProducerIds;
-use crate::server::ListenerInfo;
+use crate::server::{FrameRoom, ListenerInfo};
 use crate::topics::{Topic, TopicRegistry};
 
 /// Who this broker is, as the metadata store remembers it.
@@ -54,10 +58,15 @@ pub struct Broker {
     pub producer_ids: ProducerIds,
     /// What the mirror reports.
     pub links: LinkBoard,
+    pub frame_room: FrameRoom,
+    pub open_files: Arc<OpenFiles>,
+    /// The other brokers; none for a broker that is alone.
+    pub cluster: Option<Arc<Cluster>>,
     partitions: RwLock<Arc<PartitionMap>>,
 }
 
-type PartitionMap = HashMap<TopicName, Arc<[Arc<Partition>]>>;
+/// By topic, then index; `None` is owned by another broker, or not open yet.
+type PartitionMap = HashMap<TopicName, Arc<[Option<Arc<Partition>>]>>;
 
 /// Why a partition is not there to be used.
 #[derive(Debug, thiserror::Error)]
@@ -84,6 +93,7 @@ pub struct Parts {
     pub topics: Arc<TopicRegistry>,
     /// Whether a lane exists and is not being deleted.
     pub lane_exists: Arc<dyn Fn(&Lane) -> bool + Send + Sync>,
+    pub cluster: Option<Arc<Cluster>>,
 }
 
 impl Broker {
@@ -108,6 +118,11 @@ impl Broker {
                 lanes,
                 producer_ids: ProducerIds::new(parts.meta.clone()),
                 links: LinkBoard::default(),
+                frame_room: FrameRoom::new(
+                    parts.config.request_bytes_total_max,
+                    parts.config.request_bytes_max,
+                ),
+                open_files: OpenFiles::new(files_open_max(parts.config.segment_files_open_max)),
                 metrics: Metrics::new(parts.service.metrics()),
                 config: parts.config,
                 identity: parts.identity,
@@ -116,6 +131,7 @@ impl Broker {
                 flusher: parts.flusher,
                 service: parts.service,
                 listeners: parts.listeners,
+                cluster: parts.cluster,
                 partitions: RwLock::default(),
             }
         })
@@ -123,18 +139,27 @@ impl Broker {
 
     pub fn partition(&self, topic: &str, index: i32) -> Option<Arc<Partition>> {
         let partitions = self.partitions.read();
-        partitions.get(topic)?.get(usize::try_from(index).ok()?).cloned()
+        partitions.get(topic)?.get(usize::try_from(index).ok()?)?.clone()
     }
 
-    /// All partitions of a topic, by index.
-    pub fn topic_partitions(&self, topic: &str) -> Option<Arc<[Arc<Partition>]>> {
-        self.partitions.read().get(topic).cloned()
+    /// What is said about a partition that is not here: another broker has it, or nobody.
+    pub fn absent(&self, topic: &str, index: i32) -> ErrorCode {
+        match self.topics.by_name(topic) {
+            Some(topic) if topic.has_partition(index) => ErrorCode::NotLeaderOrFollower,
+            _ => ErrorCode::UnknownTopicOrPartition,
+        }
+    }
+
+    /// The partitions of a topic that are open here, by index.
+    pub fn topic_partitions(&self, topic: &str) -> Option<Vec<Arc<Partition>>> {
+        let partitions = self.partitions.read().get(topic).cloned()?;
+        Some(partitions.iter().flatten().cloned().collect())
     }
 
     /// Every partition of this broker.
     pub fn all_partitions(&self) -> Vec<Arc<Partition>> {
         let partitions = self.partitions.read().clone();
-        partitions.values().flat_map(|p| p.iter().cloned()).collect()
+        partitions.values().flat_map(|p| p.iter().flatten().cloned()).collect()
     }
 
     /// Opens the partitions of a topic up to `count` that are not open yet, and serves them.
@@ -145,17 +170,47 @@ impl Broker {
         count: i32,
         settings: &Settings,
     ) -> Result<(), OpenError> {
-        let mut open: Vec<Arc<Partition>> =
-            self.topic_partitions(topic.as_str()).map(|p| p.to_vec()).unwrap_or_default();
+        let mut open = self.topic_partitions(topic.as_str()).unwrap_or_default();
         let missing = (open.len() as i32)..count;
+        let known = self.topics.by_id(topic_id).map_or(0, |topic| topic.opened);
         let (broker, name, settings) = (self.clone(), topic.clone(), settings.clone());
         let opened = tokio::task::spawn_blocking(move || {
-            side_by_side(missing, |index| broker.open_one(&name, topic_id, index, &settings))
+            side_by_side(missing, |index| broker.open_one(&name, topic_id, index, &settings, index < known))
         });
         open.extend(opened.await.map_err(|_| OpenError::Interrupted(topic.clone()))??);
         let mut map = self.partitions.write();
-        Arc::make_mut(&mut map).insert(topic.clone(), open.into());
+        Arc::make_mut(&mut map).insert(topic.clone(), open.into_iter().map(Some).collect());
         Ok(())
+    }
+
+    /// Serves a partition that was opened by the caller, in the place of an older one.
+    pub fn serve_partition(&self, partition: Arc<Partition>) {
+        let mut map = self.partitions.write();
+        let map = Arc::make_mut(&mut map);
+        let mut open: Vec<Option<Arc<Partition>>> =
+            map.get(&partition.topic).map(|open| open.to_vec()).unwrap_or_default();
+        let index = partition.index.0.max(0) as usize;
+        if open.len() <= index {
+            open.resize(index + 1, None);
+        }
+        let topic = partition.topic.clone();
+        open[index] = Some(partition);
+        map.insert(topic, open.into());
+    }
+
+    /// Stops finding this partition; it is not closed.
+    pub fn forget_partition(&self, partition: &Arc<Partition>) {
+        let mut map = self.partitions.write();
+        let map = Arc::make_mut(&mut map);
+        let Some(open) = map.get(&partition.topic) else { return };
+        let others = |open: &Option<Arc<Partition>>| {
+            open.as_ref().filter(|open| !Arc::ptr_eq(open, partition)).cloned()
+        };
+        let left: Arc<[_]> = open.iter().map(others).collect();
+        match left.iter().any(Option::is_some) {
+            true => map.insert(partition.topic.clone(), left),
+            false => map.remove(&partition.topic),
+        };
     }
 
     fn open_one(
@@ -164,17 +219,45 @@ impl Broker {
         topic_id: TopicId,
         index: i32,
         settings: &Settings,
+        must_exist: bool,
+    ) -> Result<Arc<Partition>, OpenError> {
+        let under = (self.identity.epoch, self.store.clone());
+        self.open(topic, topic_id, index, settings, under, must_exist)
+    }
+
+    /// Recovers a partition from `store` and makes it ready for appends under `epoch`. Blocks.
+    pub fn open_under(
+        &self,
+        topic: &TopicName,
+        topic_id: TopicId,
+        index: i32,
+        settings: &Settings,
+        under: (LeaderEpoch, Arc<dyn SegmentStore>),
+    ) -> Result<Arc<Partition>, OpenError> {
+        self.open(topic, topic_id, index, settings, under, false)
+    }
+
+    fn open(
+        &self,
+        topic: &TopicName,
+        topic_id: TopicId,
+        index: i32,
+        settings: &Settings,
+        (epoch, store): (LeaderEpoch, Arc<dyn SegmentStore>),
+        must_exist: bool,
     ) -> Result<Arc<Partition>, OpenError> {
         let open = OpenPartition {
             topic: topic.clone(),
             topic_id,
             index: PartitionIndex(index),
-            epoch: self.identity.epoch,
-            store: self.store.clone(),
+            epoch,
+            store,
             durability: self.config.durability,
             flusher: self.flusher.clone(),
             settings: settings.clone(),
             now: clock::now(),
+            open_files: self.open_files.clone(),
+            must_exist,
         };
         open.open().map_err(|error| OpenError::Recover { topic: topic.clone(), index, error })
     }
@@ -191,7 +274,7 @@ impl Broker {
         let gone = Arc::make_mut(&mut self.partitions.write()).remove(topic);
         let store = self.store.clone();
         let delete = move || {
-            for partition in gone.iter().flat_map(|p| p.iter()) {
+            for partition in gone.iter().flat_map(|p| p.iter().flatten()) {
                 partition.delete()?;
             }
             let dir = broker_store::StorePath::root().join(&topic_id.0.to_string());
@@ -266,6 +349,14 @@ fn owned(broker: &Weak<Broker>) -> Owned {
     }
 }
 
+/// Sealed segments may hold a quarter of the files that this process may open: connections and active
+/// segments are files too.
+fn files_open_max(configured: u32) -> usize {
+    use rustix::process::{Resource, getrlimit};
+    let allowed = getrlimit(Resource::Nofile).current.map_or(usize::MAX, |limit| limit as usize);
+    (configured as usize).min(allowed / 4)
+}
+
 /// The object `cluster` in the metadata store.
 #[derive(Serialize, Deserialize)]
 struct ClusterObject {
@@ -280,7 +371,7 @@ const PARTITIONS_OPENED_AT_ONCE: usize = 8;
 
 /// Opens the partitions of one topic. It waits for the disk more than it works, and the disk syncs many
 /// files in little more time than one.
-fn side_by_side<T: Send, E: Send>(
+pub(crate) fn side_by_side<T: Send, E: Send>(
     indexes: Range<i32>,
     open: impl Fn(i32) -> Result<T, E> + Sync,
 ) -> Result<Vec<T>, E> {
@@ -345,6 +436,41 @@ impl Identity {
             region,
             region_id: RegionId(object.region_id),
             epoch: LeaderEpoch(object.starts),
+        })
+    }
+
+    /// The identity of one broker of a cluster; the first of them makes the cluster's.
+    pub async fn in_cluster(
+        meta: &dyn MetaStore,
+        region: &str,
+        broker: i32,
+    ) -> Result<Identity, IdentityError> {
+        let region = RegionName::parse(region)?;
+        let object = loop {
+            if let Some((bytes, _)) = meta.get(CLUSTER_KEY).await? {
+                break serde_json::from_slice::<ClusterObject>(&bytes)?;
+            }
+            let object = ClusterObject {
+                cluster_id: cluster_id(),
+                region: region.to_string(),
+                region_id: Uuid::new_v4(),
+                starts: 0,
+            };
+            match meta.put_if(CLUSTER_KEY, serde_json::to_vec(&object)?, None).await {
+                Ok(_) | Err(MetaError::Conflict { .. }) => {}
+                Err(error) => return Err(error.into()),
+            }
+        };
+        if object.region != region.as_str() {
+            return Err(IdentityError::OtherRegion { found: object.region, asked: region.to_string() });
+        }
+        Ok(Identity {
+            broker_id: BrokerId(broker),
+            cluster_id: ClusterId::new(&object.cluster_id),
+            region,
+            region_id: RegionId(object.region_id),
+            // Of partitions, each has its own.
+            epoch: LeaderEpoch(0),
         })
     }
 }

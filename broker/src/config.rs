@@ -20,6 +20,29 @@ pub enum Storage {
     Volatile,
 }
 
+/// What a broker of a cluster does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, serde::Serialize, serde::Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Role {
+    Broker,
+    Coordinator,
+    Controller,
+}
+
+impl Role {
+    pub const ALL: [Role; 3] = [Role::Broker, Role::Coordinator, Role::Controller];
+}
+
+/// What the readers of a listener are shown of topics with lanes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum ListenerView {
+    /// What is theirs.
+    Own,
+    /// Every record.
+    Raw,
+}
+
 chassis::config! {
     /// A listener of the broker: an address where Kafka clients connect.
     pub struct ListenerConfig {
@@ -37,14 +60,54 @@ chassis::config! {
         /// Carries the private APIs of mirror, lane-router and control. Needs TLS with required client
         /// certificates, because whoever can connect to it is trusted.
         pub internal: bool = false,
+        /// What readers are shown of topics with lanes: own (what belongs to their group or lane), or raw
+        /// (every record, those of PPE lanes too: for backups and inspection). A raw listener is for reading
+        /// without a group and nothing else, and needs TLS with required client certificates.
+        pub view: ListenerView = ListenerView::Own,
+        /// Common names of the certificates that may use a raw listener. Whoever has one sees all traffic.
+        pub raw_readers: Vec<String> = Vec::new(),
+    }
+
+    /// Several brokers that own partitions of one store together.
+    pub struct ClusterConfig {
+        /// Name of the cluster. Clusters of different names share etcd and a store without meeting; two of
+        /// one name are refused by their cluster id.
+        pub name: String = "sealane".to_owned(),
+        /// Endpoints of etcd, such as http://127.0.0.1:2379.
+        pub etcd: Vec<String> = Vec::new(),
+        /// Where the bytes are: s3://BUCKET/PREFIX or hdfs://HOST:PORT/PATH.
+        pub store: String = String::new(),
+        /// Endpoint of an S3 server that is not Amazon's, such as http://127.0.0.1:9000. Keys are taken from
+        /// AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY.
+        pub s3_endpoint: String = String::new(),
+        /// Region of the bucket.
+        pub s3_region: String = "us-east-1".to_owned(),
+        /// What this broker keeps its id by: letters, digits, '-', '_' and '.'. Empty: a name that is made at
+        /// the first start and kept in `data_dir`.
+        pub identity: String = String::new(),
+        /// What this broker does: broker (owns partitions of topics), coordinator (owns those of groups),
+        /// controller (may be elected to say who owns what).
+        pub roles: Vec<Role> = Role::ALL.to_vec(),
+        /// Milliseconds after which a silent broker is taken for dead. Shorter is a faster failover, and more
+        /// false alarms; on HDFS at least two heartbeats of its DataNodes.
+        pub lease_ms: u32 = 3000,
+        /// Bytes that may be in the write-ahead log alone, and so in memory and to be read by heirs; beyond it
+        /// producers are slowed down.
+        pub log_bytes_max: u64 = 256 << 20,
+        /// Memory for reading from the store.
+        pub cache_bytes_max: u64 = 64 << 20,
     }
 
     /// The Kafka-compatible broker.
     pub struct Config {
         /// Directory for segments and metadata. One broker at a time: a second one is refused.
         pub data_dir: PathBuf = PathBuf::from("sealane-data/broker"),
-        /// disk, memory (nothing is kept), or volatile (crash tests: what was not synced is lost).
+        /// disk, memory (nothing is kept), or volatile (crash tests: what was not synced is lost). Without
+        /// meaning where `cluster` is set.
         pub storage: Storage = Storage::Disk,
+        /// The cluster that this broker is part of; alone when not set. Needs a build with the feature
+        /// `cluster`.
+        pub cluster: Option<ClusterConfig> => nested,
         /// When acks=all is answered: sync (after fdatasync) or os (in the page cache, as Apache Kafka
         /// does; a power failure may lose acknowledged records).
         pub durability: Durability = Durability::Sync,
@@ -80,6 +143,10 @@ chassis::config! {
         pub offsets_retention_minutes: i64 = 10_080,
         /// Whether topics are created with lanes on.
         pub lanes_default: bool = false,
+        /// What names the lane of a record where a topic does not say (`sealane.lanes.extractors`): names of
+        /// headers, `baggage/KEY` or `tracestate/KEY`, the first that is there wins. Records that were
+        /// produced before a change keep their lane.
+        pub lanes_extractors: Vec<String> = standard_extractors(),
         /// Seconds between a lane's last member leaving unclean and the baseline taking over.
         pub lane_grace_seconds: u32 = 30,
         /// Milliseconds that a rebalance of a new group waits for more members.
@@ -94,6 +161,13 @@ chassis::config! {
         pub inflight_produce_bytes_max: u64 = 128 << 20,
         /// Largest request; a connection that sends more is closed.
         pub request_bytes_max: u32 = kafka::limits::REQUEST_BYTES_MAX as u32,
+        /// Memory for requests above 1 MiB that are not all here yet, of all connections together (at
+        /// least `request_bytes_max`). When it is used up, further large requests wait in their sockets;
+        /// smaller ones do not. Every connection may hold 1 MiB beside it.
+        pub request_bytes_total_max: u64 = 256 << 20,
+        /// Files of sealed segments that are kept open for the next read (a quarter of the process's own
+        /// limit if that is less). Too few of them cost an open for a read of old data.
+        pub segment_files_open_max: u32 = 4096,
         /// Largest answer to one Fetch.
         pub fetch_bytes_max: u32 = 55 << 20,
         /// Connections of one listener; more are closed at once.
@@ -103,4 +177,8 @@ chassis::config! {
         /// Seconds for connections to end and data to be flushed at a stop.
         pub drain_seconds: u32 = 30,
     }
+}
+
+fn standard_extractors() -> Vec<String> {
+    lane_core::extract::STANDARD.split(',').map(str::to_owned).collect()
 }

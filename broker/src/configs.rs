@@ -8,6 +8,9 @@ mod broker_keys;
 mod topic_keys;
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use lane_core::Extractors;
 
 use crate::partition::Settings;
 
@@ -19,6 +22,8 @@ pub type Overrides = BTreeMap<String, String>;
 
 /// Turns lanes on for a topic.
 pub const LANES: &str = "sealane.lanes";
+/// Which headers name the lane of a record of a topic.
+pub const LANE_EXTRACTORS: &str = "sealane.lanes.extractors";
 /// Lets consumers in lanes read a topic without lanes.
 pub const LANE_REFERENCE: &str = "sealane.lanes.reference";
 
@@ -43,6 +48,8 @@ pub enum Rule {
     Range(i64, i64),
     Ratio,
     OneOf(&'static [&'static str]),
+    /// A list of lane extractors.
+    Extractors,
     /// Kafka takes other values; here they would promise what is not there.
     Only(&'static str, &'static str),
 }
@@ -138,6 +145,10 @@ impl TopicKey {
             Rule::OneOf(words) if !words.contains(&trimmed) => {
                 invalid(&format!("String must be one of: {}", words.join(", ")))
             }
+            Rule::Extractors => match Extractors::parse_list(trimmed) {
+                Ok(_) => Ok(()),
+                Err(error) => invalid(&error.to_string()),
+            },
             Rule::Only(word, reason) if trimmed.to_ascii_lowercase() != word => {
                 Err(ConfigError::Unsupported { key: self.name.to_owned(), value: value.to_owned(), reason })
             }
@@ -213,6 +224,9 @@ impl TopicDefaults {
             timestamp_before_max_ms: number("message.timestamp.before.max.ms"),
             timestamp_after_max_ms: number("message.timestamp.after.max.ms"),
             lanes: text(LANES).eq_ignore_ascii_case("true"),
+            lane_extractors: Arc::new(
+                Extractors::parse_list(text(LANE_EXTRACTORS)).unwrap_or_else(|_| Extractors::standard()),
+            ),
             lane_reference: text(LANE_REFERENCE).eq_ignore_ascii_case("true"),
         }
     }
@@ -249,6 +263,8 @@ mod tests {
             ("min.cleanable.dirty.ratio", "2"),
             ("message.timestamp.type", "Never"),
             ("sealane.lanes", "on"),
+            ("sealane.lanes.extractors", "x-lane,cookie/lane"),
+            ("sealane.lanes.extractors", ""),
             ("compression.type", "rot13"),
         ] {
             let error = check(key, value).unwrap_err().to_string();
@@ -258,6 +274,9 @@ mod tests {
         assert!(compact.starts_with("cleanup.policy=compact is not supported"), "{compact}");
         assert_eq!(check("cleanup.policy", "delete"), Ok(()));
         assert_eq!(check("sealane.lanes", "true"), Ok(()));
+        assert_eq!(check("sealane.lanes.extractors", "x-tt-env, baggage/lane"), Ok(()));
+        let list = check("sealane.lanes.extractors", "x-lane,cookie/lane").unwrap_err().to_string();
+        assert!(list.contains("\"cookie/lane\"") && list.contains("baggage/KEY"), "{list}");
     }
 
     /// C33.
@@ -284,11 +303,13 @@ mod tests {
             ("internal.segment.bytes", "4096"),
             ("message.timestamp.type", "LogAppendTime"),
             ("sealane.lanes", "TRUE"),
+            ("sealane.lanes.extractors", "x-tt-env,baggage/lane"),
         ]);
         assert_eq!(check_all(&set), Ok(()));
         let settings = TopicDefaults::default().settings(&set);
         assert_eq!((settings.retention_ms, settings.retention_bytes), (None, Some(7)));
         assert_eq!(settings.segment_bytes, 4096);
         assert!(settings.log_append_time && settings.lanes);
+        assert_eq!(settings.lane_extractors.texts(), ["x-tt-env", "baggage/lane"]);
     }
 }

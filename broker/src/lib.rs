@@ -6,10 +6,12 @@
 mod api;
 pub mod broker;
 mod clock;
+pub mod cluster;
 pub mod config;
 mod configs;
 mod control;
 mod coordinator;
+mod health;
 mod lanes;
 pub mod log;
 mod metrics;

@@ -9,8 +9,9 @@ use tokio::net::TcpListener;
 
 use crate::broker::{Broker, Identity, IdentityError, OpenError, Parts};
 use crate::clock;
+use crate::cluster::{self, ClusterStores, Joining};
 use crate::config::{Config, Storage};
-use crate::configs::{Overrides, TopicDefaults};
+use crate::configs::{self, ConfigError, Overrides, TopicDefaults};
 use crate::control;
 use crate::partition::Flusher;
 use crate::server::{BindError, BoundListener};
@@ -33,6 +34,12 @@ pub enum StartError {
     Control(#[from] control::ControlError),
     #[error("topics in the metadata store: {0}")]
     Topics(#[from] TopicError),
+    #[error("lanes_extractors: {0}")]
+    Extractors(ConfigError),
+    #[error("identity of this broker in {file}: {error}")]
+    IdentityFile { file: String, error: std::io::Error },
+    #[error("cluster.{key}: {reason}")]
+    Cluster { key: &'static str, reason: String },
     #[error("cannot start a thread: {0}")]
     Thread(std::io::Error),
     #[error("http_bind {address}: {error}")]
@@ -48,11 +55,28 @@ pub struct Running {
 
 /// Starts a broker as tasks of `service` and returns when clients are served.
 pub async fn start(config: Config, service: ServiceHandle) -> Result<Running, StartError> {
-    for name in crate::switches::all_off() {
-        tracing::warn!(mechanism = %name, "a safety mechanism is switched off, for a test");
+    for name in crate::switches::all_set() {
+        tracing::warn!(%name, "a safety mechanism is switched off, or a fault on, for a test");
     }
-    let (store, meta) = open_stores(&config)?;
-    let identity = Identity::load(&*meta, &config.region).await?;
+    let stores = Stores::open(&config).await?;
+    start_on(stores, config, service).await
+}
+
+/// The same on stores that are open already.
+pub async fn start_on(stores: Stores, config: Config, service: ServiceHandle) -> Result<Running, StartError> {
+    let (store, meta, identity, joining) = match stores {
+        Stores::Own(store, meta) => {
+            let identity = Identity::load(&*meta, &config.region).await?;
+            (store, meta, identity, None)
+        }
+        Stores::Cluster(stores) => {
+            let meta = stores.meta.clone();
+            let joining = Joining::prepare(&config, stores).await?;
+            // Partitions bring the store of the life that took them over.
+            let store: Arc<dyn SegmentStore> = Arc::new(segment::Memory::new());
+            (store, meta, joining.identity.clone(), Some(joining))
+        }
+    };
     let mut bound = Vec::new();
     for listener in &config.listeners {
         bound.push(BoundListener::bind(listener).await?);
@@ -80,11 +104,16 @@ pub async fn start(config: Config, service: ServiceHandle) -> Result<Running, St
         listeners,
         topics,
         lane_exists,
+        cluster: joining.as_ref().map(|joining| joining.cluster.clone()),
     });
     if let Some(address) = http {
         serve_http(&service, address).await?;
     }
-    broker.recover().await?;
+    let is_alone = joining.is_none();
+    match joining {
+        Some(joining) => joining.join(&broker).await,
+        None => broker.recover().await?,
+    }
     let addresses = bound.iter().map(|b| b.address).collect();
     for listener in bound {
         listener.serve(&broker);
@@ -92,7 +121,11 @@ pub async fn start(config: Config, service: ServiceHandle) -> Result<Running, St
     control::serve(&broker, directory, control);
     follow_lanes(&broker);
     keep_house(&broker);
-    mend_topics(&broker);
+    if is_alone {
+        release_at_the_end(&broker);
+        mend_topics(&broker);
+    }
+    crate::health::follow(&broker);
     service.set_ready(true);
     let identity = &broker.identity;
     tracing::info!(region = %identity.region, cluster = %identity.cluster_id, epoch = %identity.epoch, "broker ready");
@@ -129,10 +162,34 @@ fn lane_exists(
 }
 
 async fn open_topics(config: &Config, meta: Arc<dyn MetaStore>) -> Result<TopicRegistry, StartError> {
-    let lanes = ("sealane.lanes".to_owned(), config.lanes_default.to_string());
-    let values = if config.lanes_default { [lanes].into() } else { Overrides::default() };
-    let defaults = TopicDefaults::new(values).map_err(TopicError::Config)?;
+    let mut values = Overrides::default();
+    if config.lanes_default {
+        values.insert(configs::LANES.to_owned(), "true".to_owned());
+    }
+    let extractors = config.lanes_extractors.join(",");
+    if extractors != lane_core::extract::STANDARD {
+        values.insert(configs::LANE_EXTRACTORS.to_owned(), extractors);
+    }
+    let defaults = TopicDefaults::new(values).map_err(StartError::Extractors)?;
     Ok(TopicRegistry::load(meta, defaults, config.num_partitions).await?)
+}
+
+/// Where a broker keeps things.
+pub enum Stores {
+    /// Its own directory, or memory.
+    Own(Arc<dyn SegmentStore>, Arc<dyn MetaStore>),
+    /// What a cluster shares.
+    Cluster(ClusterStores),
+}
+
+impl Stores {
+    /// As the configuration says.
+    pub async fn open(config: &Config) -> Result<Stores, StartError> {
+        match &config.cluster {
+            Some(cluster) => Ok(Stores::Cluster(cluster::open_stores(cluster).await?)),
+            None => open_stores(config).map(|(store, meta)| Stores::Own(store, meta)),
+        }
+    }
 }
 
 fn open_stores(config: &Config) -> Result<(Arc<dyn SegmentStore>, Arc<dyn MetaStore>), StartError> {
@@ -159,7 +216,7 @@ async fn serve_http(service: &ServiceHandle, address: String) -> Result<(), Star
     served.map(|_| ()).map_err(|error| StartError::Http { address, error })
 }
 
-/// Retention at its interval; and, at the very end, the release of all partitions.
+/// Retention at its interval.
 fn keep_house(broker: &Arc<Broker>) {
     let period = Duration::from_millis(u64::from(broker.config.retention_check_ms.max(10)));
     let (cleaner, stop) = (broker.clone(), broker.service.stopping().clone());
@@ -174,6 +231,10 @@ fn keep_house(broker: &Arc<Broker>) {
         }
         Ok::<(), std::io::Error>(())
     });
+}
+
+/// The release of all partitions, when nobody is served any more.
+fn release_at_the_end(broker: &Arc<Broker>) {
     let (releaser, stop) = (broker.clone(), broker.service.back_stopping().clone());
     broker.service.spawn_back("release", async move {
         stop.cancelled().await;

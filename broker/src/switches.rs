@@ -1,21 +1,27 @@
 //! Switches for tests alone: each turns one safety mechanism off, so that a test can show that the
-//! mechanism is what keeps it green. Read once, from the environment; absent means everything is on.
+//! mechanism is what keeps it green; or makes happen what the mechanism is there for. Read once, from the
+//! environment; absent means that everything is on and nothing happens.
 
 use std::sync::LazyLock;
 
-/// Comma-separated names in `SEALANE_TEST_OFF`: `apply-rule`, `state`, `view-filter`.
-static OFF: LazyLock<Vec<String>> = LazyLock::new(|| {
-    let value = std::env::var("SEALANE_TEST_OFF").unwrap_or_default();
+/// Comma-separated names in `SEALANE_TEST_OFF`: `apply-rule`, `compare-and-append`, `lane-markers`,
+/// `state`, `view-filter`.
+static OFF: LazyLock<Vec<String>> = LazyLock::new(|| names("SEALANE_TEST_OFF"));
+/// The same in `SEALANE_TEST_FAULT`: `stale-cut`.
+static FAULTS: LazyLock<Vec<String>> = LazyLock::new(|| names("SEALANE_TEST_FAULT"));
+
+fn names(variable: &str) -> Vec<String> {
+    let value = std::env::var(variable).unwrap_or_default();
     value.split(',').map(str::trim).filter(|s| !s.is_empty()).map(str::to_owned).collect()
-});
+}
 
 fn off(name: &str) -> bool {
     OFF.iter().any(|n| n == name)
 }
 
-/// Names of the mechanisms that are off, for a warning at start.
-pub fn all_off() -> &'static [String] {
-    &OFF
+/// Names of the mechanisms that are off and of the faults, for a warning at start.
+pub fn all_set() -> impl Iterator<Item = &'static String> {
+    OFF.iter().chain(FAULTS.iter())
 }
 
 /// Mirror units are appended without comparing their origin offsets.
@@ -26,6 +32,21 @@ pub fn apply_rule_off() -> bool {
 /// Snapshots are neither written nor read.
 pub fn state_off() -> bool {
     off("state")
+}
+
+/// A lane cut is appended whatever its coordinator knew.
+pub fn compare_and_append_off() -> bool {
+    off("compare-and-append")
+}
+
+/// A lane's members get their assignment though no marker says so in the log.
+pub fn lane_markers_off() -> bool {
+    off("lane-markers")
+}
+
+/// After each activate of a lane comes a deactivate that the coordinator before this one had sent.
+pub fn stale_cuts() -> bool {
+    FAULTS.iter().any(|name| name == "stale-cut")
 }
 
 /// Lane records are shown to every reader.

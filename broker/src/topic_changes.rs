@@ -10,6 +10,7 @@ use kafka::ErrorCode;
 use lane_core::Extractors;
 
 use crate::broker::{Broker, OpenError};
+use crate::configs::ConfigError;
 use crate::lanes::{SwitchError, switch_lanes};
 use crate::topics::{ConfigChange, NewTopic, Topic, TopicError};
 
@@ -41,6 +42,12 @@ impl Broker {
     /// Makes a topic and serves its partitions.
     pub async fn create_topic(self: &Arc<Self>, new: &NewTopic) -> Result<Arc<Topic>, ChangeError> {
         let _one = self.topics.one_change().await;
+        if let Some(cluster) = &self.cluster {
+            no_lanes(&self.topics.check_new(new)?)?;
+            let topic = self.topics.create(new).await?;
+            cluster.assigned(&topic).await;
+            return Ok(topic);
+        }
         let topic = self.topics.create(new).await?;
         if let Err(error) = self.serve_topic(&topic).await {
             // Taken back, so that the client may try again. Where even that fails, `mend` goes on.
@@ -57,6 +64,10 @@ impl Broker {
     pub async fn delete_topic(self: &Arc<Self>, name: &str) -> Result<Arc<Topic>, ChangeError> {
         let _one = self.topics.one_change().await;
         let topic = self.topics.delete(name).await?;
+        if self.cluster.is_some() {
+            // Every owner sees it and removes what it has.
+            return Ok(topic);
+        }
         if let Err(error) = self.delete_partitions(&topic.name, topic.id).await {
             tracing::warn!(topic = %topic.name, id = %topic.id, %error, "files of a deleted topic stay until the next start");
         }
@@ -72,6 +83,10 @@ impl Broker {
     ) -> Result<Arc<Topic>, ChangeError> {
         let _one = self.topics.one_change().await;
         let topic = self.topics.grow(name, partitions).await?;
+        if let Some(cluster) = &self.cluster {
+            cluster.assigned(&topic).await;
+            return Ok(topic);
+        }
         self.serve_topic(&topic).await?;
         Ok(topic)
     }
@@ -86,6 +101,10 @@ impl Broker {
         // Lanes first: where the log refuses to turn them off, nothing changes; and what the log says
         // early is judged again when the change is tried again.
         let planned = self.topics.check_alter(name, change)?;
+        if self.cluster.is_some() {
+            no_lanes(&planned)?;
+            return Ok(self.topics.alter(name, change).await?);
+        }
         self.settle_lanes(&planned).await?;
         let topic = self.topics.alter(name, change).await?;
         self.set_topic_settings(&topic.name, &topic.settings);
@@ -102,10 +121,19 @@ impl Broker {
                     self.topic_partitions(topic.name.as_str()).map_or(0, |partitions| partitions.len());
                 if all || served < topic.partitions as usize {
                     self.mend_topic(topic.name.as_str()).await;
+                } else if topic.opened < topic.partitions {
+                    self.note_opened(&topic).await;
                 }
             }
             all = false;
             tokio::time::sleep(MEND_INTERVAL).await;
+        }
+    }
+
+    /// Not on the way of CreateTopics: a topic whose files vanish in its first seconds is not missed.
+    async fn note_opened(&self, topic: &Topic) {
+        if let Err(error) = self.topics.note_opened(topic.name.as_str(), topic.partitions).await {
+            tracing::debug!(topic = %topic.name, %error, "that the topic was served is noted later");
         }
     }
 
@@ -125,12 +153,23 @@ impl Broker {
     /// Makes every partition of a topic judge records as its setting says. Does nothing where they do.
     pub async fn settle_lanes(&self, topic: &Topic) -> Result<(), ChangeError> {
         let partitions = self.topic_partitions(topic.name.as_str());
-        let extractors = if topic.settings.lanes { Extractors::standard() } else { Extractors::none() };
-        if switch_lanes(partitions.as_deref().unwrap_or_default(), &extractors).await? {
+        let none = Extractors::none();
+        let extractors = if topic.settings.lanes { &*topic.settings.lane_extractors } else { &none };
+        if switch_lanes(partitions.as_deref().unwrap_or_default(), extractors).await? {
             self.lanes.lanes_switched();
         }
         Ok(())
     }
+}
+
+/// Groups and partitions of different brokers do not tell each other of lanes yet.
+fn no_lanes(topic: &Topic) -> Result<(), TopicError> {
+    if !topic.settings.lanes {
+        return Ok(());
+    }
+    let (key, value) = (crate::configs::LANES.to_owned(), "true".to_owned());
+    let reason = "a cluster of several brokers does not offer lanes yet";
+    Err(TopicError::Config(ConfigError::Unsupported { key, value, reason }))
 }
 
 #[cfg(test)]

@@ -45,6 +45,7 @@ fn over(meta: Arc<dyn MetaStore>, store: Arc<dyn SegmentStore>, topics: TopicReg
         listeners: Vec::new(),
         topics: Arc::new(topics),
         lane_exists: Arc::new(|_| false),
+        cluster: None,
     })
 }
 
@@ -121,6 +122,72 @@ async fn lanes_are_in_the_log_before_the_setting_holds_and_new_partitions_have_t
     assert!(has_list(0) && has_list(1));
     broker.alter_topic("t", &lanes("false")).await.unwrap();
     assert!(!has_list(0) && !has_list(1));
+}
+
+fn set(key: &str, value: &str) -> ConfigChange {
+    ConfigChange::Each(vec![(key.to_owned(), ConfigOp::Set(value.to_owned()))])
+}
+
+/// From which offset on which list judges, in the first partition.
+fn lists(broker: &Broker, upto: i64) -> Vec<String> {
+    let rules = broker.partition("t", 0).unwrap().with_fold(|fold| fold.lanes.rules());
+    (0..upto).map(|at| rules.extractors_at(kafka::Offset(at)).texts().join(",")).collect()
+}
+
+#[tokio::test]
+async fn a_changed_list_of_extractors_is_in_the_log_and_judges_what_follows() {
+    const KEY: &str = "sealane.lanes.extractors";
+    let (broker, _) = broker().await;
+    let overrides = [("sealane.lanes", "true"), (KEY, "x-lane")];
+    let overrides = overrides.map(|(key, value)| (key.to_owned(), value.to_owned())).into();
+    broker.create_topic(&NewTopic { overrides, ..new("t", 2) }).await.unwrap();
+    let changed = broker.alter_topic("t", &set(KEY, "x-tt-env, baggage/lane")).await.unwrap();
+    assert_eq!(changed.overrides[KEY], "x-tt-env, baggage/lane");
+    // The same list again, and one that is none, change nothing.
+    broker.alter_topic("t", &set(KEY, "x-tt-env,baggage/lane")).await.unwrap();
+    let refused = broker.alter_topic("t", &set(KEY, "x-tt-env,cookie/lane")).await.unwrap_err();
+    assert_eq!(refused.code(), ErrorCode::InvalidConfig);
+    assert!(refused.to_string().contains("\"cookie/lane\""), "{refused}");
+    let said = ["x-lane", "x-tt-env,baggage/lane"];
+    assert_eq!(lists(&broker, 2), said);
+    assert_eq!(broker.partition("t", 1).unwrap().watermarks().log_end, kafka::Offset(2));
+
+    // A start by the log alone; then one under other defaults, which the topic's own list outlives.
+    let own = [("sealane.lanes.extractors", "tsf_laneId"), ("retention.ms", "-1")];
+    let own = own.map(|(key, value)| (key.to_owned(), value.to_owned())).into();
+    let defaults = TopicDefaults::new(own).unwrap();
+    let topics = TopicRegistry::load(broker.meta.clone(), defaults, 1).await.unwrap();
+    let broker = restarted(&broker, topics);
+    broker.recover().await.unwrap();
+    assert_eq!(lists(&broker, 2), said);
+    let topic = broker.topics.by_name("t").unwrap();
+    broker.settle_lanes(&topic).await.unwrap();
+    assert_eq!(broker.partition("t", 0).unwrap().watermarks().log_end, kafka::Offset(2));
+    let unset = ConfigChange::Each(vec![(KEY.to_owned(), ConfigOp::Delete)]);
+    broker.alter_topic("t", &unset).await.unwrap();
+    assert_eq!(lists(&broker, 3), [said[0], said[1], "tsf_laneId"]);
+}
+
+#[tokio::test]
+async fn a_start_under_another_default_list_appends_it() {
+    let (broker, _) = broker().await;
+    let overrides = [("sealane.lanes".to_owned(), "true".to_owned())].into();
+    broker.create_topic(&NewTopic { overrides, ..new("t", 1) }).await.unwrap();
+    let own = [("sealane.lanes.extractors".to_owned(), "x-tt-env".to_owned())].into();
+    let defaults = TopicDefaults::new(own).unwrap();
+    let topics = TopicRegistry::load(broker.meta.clone(), defaults, 1).await.unwrap();
+    let broker = restarted(&broker, topics);
+    broker.recover().await.unwrap();
+    let mending = broker.clone();
+    let task = tokio::spawn(async move { mending.mend().await });
+    let settled = async {
+        while broker.partition("t", 0).unwrap().watermarks().log_end < kafka::Offset(2) {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    };
+    tokio::time::timeout(Duration::from_secs(20), settled).await.unwrap();
+    task.abort();
+    assert_eq!(lists(&broker, 2), [lane_core::extract::STANDARD, "x-tt-env"]);
 }
 
 #[tokio::test]

@@ -1,15 +1,16 @@
 //! The topics of this region: their names, ids, partition counts and settings.
 //!
 //! A topic is one object `topics/<name>` in the metadata store, and `deleted-topics/<id>` from before its
-//! end until its files are gone; this is the only writer of them. What is in memory follows what is
-//! durable, never the reverse. Opening and deleting partition data is the business of whoever watches
-//! (`changes`) or called.
+//! end until its files are gone; nothing else writes them. What is in memory follows what is durable,
+//! never the reverse; in a cluster every broker writes them, and memory follows the store. Opening and
+//! deleting partition data is the business of whoever watches (`changes`) or called.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
-use std::time::{SystemTime, UNIX_EPOCH};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use broker_store::{MetaError, MetaStore, Version};
+use broker_store::{Item, MetaError, MetaStore, Version};
 use kafka::names::NameError;
 use kafka::{ErrorCode, TopicId, TopicName};
 use parking_lot::RwLock;
@@ -17,6 +18,7 @@ use serde::{Deserialize, Serialize};
 use tokio::sync::{Mutex, MutexGuard, watch};
 use uuid::Uuid;
 
+use crate::cluster::Follow;
 use crate::configs::{self, ConfigError, Overrides, TopicDefaults};
 use crate::partition::Settings;
 
@@ -31,6 +33,8 @@ pub struct Topic {
     pub created_ms: i64,
     /// When partitions or settings were last changed.
     pub altered_ms: i64,
+    /// So many partitions were served once: their files must be there.
+    pub opened: i32,
     pub settings: Settings,
 }
 
@@ -80,6 +84,8 @@ pub struct TopicRegistry {
     /// Held around a change that goes beyond the metadata.
     whole_change: Mutex<()>,
     generation: watch::Sender<u64>,
+    /// Other brokers write the store too.
+    is_shared: AtomicBool,
 }
 
 #[derive(Default)]
@@ -105,6 +111,8 @@ struct TopicObject {
     created_ms: i64,
     #[serde(default)]
     altered_ms: i64,
+    #[serde(default)]
+    opened: i32,
 }
 
 /// Most partitions of one topic.
@@ -113,6 +121,9 @@ pub const PARTITIONS_PER_TOPIC_MAX: i32 = 10_000;
 const PREFIX: &str = "topics/";
 const DELETED_PREFIX: &str = "deleted-topics/";
 
+/// How long a change may take to come back from a store that several brokers write.
+const HEARD_WITHIN: Duration = Duration::from_secs(10);
+
 impl TopicRegistry {
     /// Reads all topics. `default_partitions` is what -1 means.
     pub async fn load(
@@ -120,33 +131,96 @@ impl TopicRegistry {
         defaults: TopicDefaults,
         default_partitions: i32,
     ) -> Result<TopicRegistry, TopicError> {
-        let mut topics = Topics::default();
-        for item in store.list(PREFIX).await? {
-            let name = item.key.strip_prefix(PREFIX).unwrap_or_default();
-            let damaged =
-                |error: &dyn std::fmt::Display| MetaError::Corrupt(format!("object {}: {error}", item.key));
-            let object: TopicObject = serde_json::from_slice(&item.value).map_err(|error| damaged(&error))?;
-            let id = Uuid::parse_str(&object.id).map_err(|error| damaged(&error))?;
-            let topic = build(TopicName::parse(name)?, TopicId(id), object, &defaults);
-            topics.insert(Stored { topic, version: item.version });
-        }
-        Ok(TopicRegistry {
+        let items = store.list(PREFIX).await?;
+        let registry = TopicRegistry {
             store,
             defaults,
             default_partitions,
-            topics: RwLock::new(topics),
+            topics: RwLock::default(),
             changing: Mutex::new(()),
             whole_change: Mutex::new(()),
             generation: watch::Sender::new(0),
-        })
+            is_shared: AtomicBool::new(false),
+        };
+        for item in &items {
+            let stored = registry.parsed(item)?;
+            registry.topics.write().insert(stored);
+        }
+        Ok(registry)
     }
 
     pub fn defaults(&self) -> &TopicDefaults {
         &self.defaults
     }
 
+    /// Follows the store for ever, for a broker that does not write it alone. From now on memory says
+    /// what the store has said, and a change here waits until it has come back that way.
+    pub async fn follow(&self) -> Result<(), MetaError> {
+        self.is_shared.store(true, Ordering::Release);
+        let mut follow = Follow::start(self.store.clone(), PREFIX).await?;
+        loop {
+            self.replace_all(follow.items());
+            if !follow.changed().await {
+                return Err(MetaError::Unavailable("the metadata store is closed".to_owned()));
+            }
+        }
+    }
+
+    fn replace_all(&self, items: &BTreeMap<String, Item>) {
+        let known = self.topics.read().by_name.clone();
+        let mut topics = Topics::default();
+        for item in items.values() {
+            let same = item.key.strip_prefix(PREFIX).and_then(|name| known.get(name));
+            let same = same.filter(|stored| stored.version == item.version);
+            match same.cloned().map_or_else(|| self.parsed(item), Ok) {
+                Ok(stored) => topics.insert(stored),
+                Err(error) => {
+                    tracing::error!(key = %item.key, %error, "a topic cannot be read and is ignored")
+                }
+            }
+        }
+        *self.topics.write() = topics;
+        self.generation.send_modify(|generation| *generation += 1);
+    }
+
+    /// Waits until a change of the store is known here.
+    async fn heard(&self, holds: impl Fn(&Topics) -> bool) -> Result<(), MetaError> {
+        let mut changes = self.changes();
+        let heard = async {
+            while !holds(&self.topics.read()) {
+                if changes.changed().await.is_err() {
+                    return;
+                }
+            }
+        };
+        let late = |_| MetaError::Unavailable("the change is made and not heard of yet".to_owned());
+        tokio::time::timeout(HEARD_WITHIN, heard).await.map_err(late)
+    }
+
+    fn parsed(&self, item: &Item) -> Result<Stored, TopicError> {
+        let name = item.key.strip_prefix(PREFIX).unwrap_or_default();
+        let damaged =
+            |error: &dyn std::fmt::Display| MetaError::Corrupt(format!("object {}: {error}", item.key));
+        let object: TopicObject = serde_json::from_slice(&item.value).map_err(|error| damaged(&error))?;
+        let id = Uuid::parse_str(&object.id).map_err(|error| damaged(&error))?;
+        let topic = build(TopicName::parse(name)?, TopicId(id), object, &self.defaults);
+        Ok(Stored { topic, version: item.version })
+    }
+
+    /// Whether the store holds the topic with this id, asked now.
+    pub async fn is_stored(&self, name: &str, id: TopicId) -> Result<bool, MetaError> {
+        let Some((value, _)) = self.store.get(&format!("{PREFIX}{name}")).await? else { return Ok(false) };
+        let object: TopicObject =
+            serde_json::from_slice(&value).map_err(|error| MetaError::Corrupt(error.to_string()))?;
+        Ok(object.id == id.0.to_string())
+    }
+
     pub fn by_name(&self, name: &str) -> Option<Arc<Topic>> {
         self.topics.read().by_name.get(name).map(|stored| stored.topic.clone())
+    }
+
+    pub fn has_partition(&self, topic: &str, index: i32) -> bool {
+        self.topics.read().by_name.get(topic).is_some_and(|stored| stored.topic.has_partition(index))
     }
 
     pub fn by_id(&self, id: TopicId) -> Option<Arc<Topic>> {
@@ -224,6 +298,10 @@ impl TopicRegistry {
                 return Err(error.into());
             }
         }
+        if self.is_shared.load(Ordering::Acquire) {
+            self.heard(|topics| !topics.names.contains_key(&stored.topic.id)).await?;
+            return Ok(stored.topic);
+        }
         self.topics.write().remove(&stored.topic);
         self.generation.send_modify(|generation| *generation += 1);
         Ok(stored.topic)
@@ -270,6 +348,14 @@ impl TopicRegistry {
         self.put(topic, Some(version)).await
     }
 
+    /// Notes that the first `count` partitions are served: from now on their files are missed.
+    pub async fn note_opened(&self, name: &str, count: i32) -> Result<(), TopicError> {
+        let _one = self.changing.lock().await;
+        let Stored { topic, version } = self.stored(name)?;
+        let topic = Topic { opened: count.min(topic.partitions), ..(*topic).clone() };
+        self.put(topic, Some(version)).await.map(drop)
+    }
+
     /// What [`Self::alter`] would make, without making it.
     pub fn check_alter(&self, name: &str, change: &ConfigChange) -> Result<Topic, TopicError> {
         let current = self.by_name(name).ok_or(TopicError::Unknown)?;
@@ -304,6 +390,7 @@ impl TopicRegistry {
             overrides: new.overrides.clone(),
             created_ms: now,
             altered_ms: now,
+            opened: 0,
         })
     }
 
@@ -336,9 +423,19 @@ impl TopicRegistry {
             // The write may have happened: if our very value is there, it has.
             Err(error) => match self.store.get(&key).await {
                 Ok(Some((there, version))) if there == value => version,
+                Ok(Some(_)) if expected.is_none() => return Err(TopicError::Exists(topic.name)),
+                // Another broker was faster; what is known here has caught up when the client tries again.
+                _ if matches!(error, MetaError::Conflict { .. }) => {
+                    return Err(MetaError::Unavailable(format!("{key} was changed by another")).into());
+                }
                 _ => return Err(error.into()),
             },
         };
+        if self.is_shared.load(Ordering::Acquire) {
+            let there = |stored: &Stored| stored.version >= version;
+            self.heard(|topics| topics.by_name.get(&topic.name).is_some_and(there)).await?;
+            return self.by_name(topic.name.as_str()).ok_or(TopicError::Unknown);
+        }
         let topic = Arc::new(topic);
         self.topics.write().insert(Stored { topic: topic.clone(), version });
         self.generation.send_modify(|generation| *generation += 1);
@@ -475,6 +572,7 @@ fn build(name: TopicName, id: TopicId, object: TopicObject, defaults: &TopicDefa
         overrides: object.configs,
         created_ms: object.created_ms,
         altered_ms: object.altered_ms,
+        opened: object.opened,
     })
 }
 
@@ -485,6 +583,7 @@ fn object(topic: &Topic) -> Result<Vec<u8>, TopicError> {
         configs: topic.overrides.clone(),
         created_ms: topic.created_ms,
         altered_ms: topic.altered_ms,
+        opened: topic.opened,
     };
     serde_json::to_vec(&object).map_err(|error| MetaError::Corrupt(error.to_string()).into())
 }

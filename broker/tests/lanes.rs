@@ -9,7 +9,7 @@ use std::collections::BTreeSet;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use broker::config::{ListenerConfig, Storage};
+use broker::config::{ListenerConfig, ListenerView, Storage};
 use broker::{Config, service};
 use bytes::Bytes;
 use chassis::ServiceHandle;
@@ -20,16 +20,19 @@ use kafka::batch::Codec;
 use kafka::control::parse_marker;
 use kafka::messages::create_topics_request::{CreatableTopic, CreatableTopicConfig};
 use kafka::messages::fetch_request::{FetchPartition, FetchTopic};
+use kafka::messages::incremental_alter_configs_request::{AlterConfigsResource, AlterableConfig};
 use kafka::messages::join_group_request::JoinGroupRequestProtocol;
 use kafka::messages::leave_group_request::MemberIdentity;
 use kafka::messages::list_offsets_request::{ListOffsetsPartition, ListOffsetsTopic};
 use kafka::messages::offset_commit_request::{OffsetCommitRequestPartition, OffsetCommitRequestTopic};
+use kafka::messages::offset_delete_request::{OffsetDeleteRequestPartition, OffsetDeleteRequestTopic};
 use kafka::messages::offset_fetch_request::{OffsetFetchRequestGroup, OffsetFetchRequestTopics};
 use kafka::messages::produce_request::{PartitionProduceData, TopicProduceData};
 use kafka::messages::sync_group_request::SyncGroupRequestAssignment;
 use kafka::messages::{
-    CreateTopicsRequest, FetchRequest, FindCoordinatorRequest, JoinGroupRequest, LeaveGroupRequest,
-    ListOffsetsRequest, OffsetCommitRequest, OffsetFetchRequest, ProduceRequest, SyncGroupRequest,
+    CreateTopicsRequest, DeleteGroupsRequest, FetchRequest, FindCoordinatorRequest, HeartbeatRequest,
+    IncrementalAlterConfigsRequest, JoinGroupRequest, LeaveGroupRequest, ListOffsetsRequest,
+    OffsetCommitRequest, OffsetDeleteRequest, OffsetFetchRequest, ProduceRequest, SyncGroupRequest,
 };
 use kafka::record::{Records, unpack};
 use kafka::{Batch, BatchBuilder, ErrorCode, Offset, StrBytes, TimestampMs};
@@ -41,6 +44,8 @@ struct Server {
     handle: ServiceHandle,
     plain: Endpoint,
     internal: Endpoint,
+    /// Shows every record, to `auditor` alone.
+    raw: Endpoint,
     control: String,
     certificates: CertificateDir,
 }
@@ -60,10 +65,17 @@ impl Server {
             internal: true,
             ..ListenerConfig::default()
         };
+        let raw = ListenerConfig {
+            name: "raw".to_owned(),
+            internal: false,
+            view: ListenerView::Raw,
+            raw_readers: vec!["auditor".to_owned()],
+            ..internal.clone()
+        };
         let config = Config {
             data_dir: dir.join("data"),
             storage: Storage::Disk,
-            listeners: vec![plain, internal],
+            listeners: vec![plain, internal, raw],
             control_bind: control.clone(),
             http_bind: String::new(),
             lane_grace_seconds: grace_seconds,
@@ -72,7 +84,8 @@ impl Server {
         let handle = ServiceHandle::standalone("broker");
         let running = service::start(config, handle.clone()).await.unwrap();
         let endpoint = |at: usize| Endpoint::new("127.0.0.1", running.addresses[at].port());
-        Server { handle, plain: endpoint(0), internal: endpoint(1), control, certificates }
+        let (plain, internal, raw) = (endpoint(0), endpoint(1), endpoint(2));
+        Server { handle, plain, internal, raw, control, certificates }
     }
 
     async fn stop(self) {
@@ -82,6 +95,17 @@ impl Server {
     async fn baseline(&self, client_id: &str) -> Client {
         let options = ConnectOptions { client_id: client_id.to_owned(), ..ConnectOptions::default() };
         Client(Connection::connect(&self.plain, &options).await.unwrap())
+    }
+
+    /// A client of the raw listener under this certificate.
+    async fn raw(&self, name: &str) -> Result<Client, kafka_client::ClientError> {
+        let files = self.certificates.leaf(name, &[]).unwrap();
+        let config = ClientTls::client(&files, &[]).unwrap();
+        let options = ConnectOptions {
+            security: Security::Tls { config, server_name: None },
+            ..ConnectOptions::default()
+        };
+        Connection::connect(&self.raw, &options).await.map(Client)
     }
 
     /// A client of `lane`, as its lane-router forwards it.
@@ -106,6 +130,11 @@ impl Server {
         let mut control = control::connect(&self.control, None).await.unwrap();
         let request = v1::DeleteLaneRequest { name: name.to_owned() };
         control.delete_lane(request).await.unwrap().into_inner().hidden_records
+    }
+
+    async fn doctor(&self) -> v1::LaneDoctorResponse {
+        let mut control = control::connect(&self.control, None).await.unwrap();
+        control.lane_doctor(v1::LaneDoctorRequest {}).await.unwrap().into_inner()
     }
 
     async fn lane_status(&self, name: &str) -> v1::LaneStatusResponse {
@@ -138,15 +167,19 @@ struct Fetched {
 }
 
 impl Client {
-    async fn create_topic(&self, lanes: bool) {
-        let lanes = CreatableTopicConfig::default()
-            .with_name(text("sealane.lanes"))
-            .with_value(Some(text(if lanes { "true" } else { "false" })));
+    async fn create_topic(&self) {
+        self.create_topic_with(&[]).await;
+    }
+
+    async fn create_topic_with(&self, configs: &[(&str, &str)]) {
+        let config = |(name, value): &(&str, &str)| {
+            CreatableTopicConfig::default().with_name(text(name)).with_value(Some(text(value)))
+        };
         let topic = CreatableTopic::default()
             .with_name(text(TOPIC).into())
             .with_num_partitions(1)
             .with_replication_factor(1)
-            .with_configs(vec![lanes]);
+            .with_configs(configs.iter().chain(&[("sealane.lanes", "true")]).map(config).collect());
         let request = CreateTopicsRequest::default().with_topics(vec![topic]).with_timeout_ms(10_000);
         assert_eq!(self.0.call(&request).await.unwrap().topics[0].error_code, 0);
     }
@@ -159,6 +192,27 @@ impl Client {
             builder.push(i as i32, i as i64, None, Some(record.as_bytes()), lane.as_slice());
         }
         self.produce_batch(builder.build().bytes).await
+    }
+
+    /// One record without a key, with this header and its value as the record's.
+    async fn produce_with(&self, header: &str, value: &str) -> (i16, i64) {
+        let mut builder = BatchBuilder::new(Offset(0), TimestampMs(1_000), Codec::None);
+        let named = format!("{header}={value}");
+        builder.push(0, 0, None, Some(named.as_bytes()), &[(header, Some(value.as_bytes()))]);
+        self.produce_batch(builder.build().bytes).await
+    }
+
+    async fn set_extractors(&self, list: &str) -> (i16, String) {
+        let config = AlterableConfig::default()
+            .with_name(text("sealane.lanes.extractors"))
+            .with_value(Some(text(list)));
+        let resource = AlterConfigsResource::default()
+            .with_resource_type(2)
+            .with_resource_name(text(TOPIC))
+            .with_configs(vec![config]);
+        let request = IncrementalAlterConfigsRequest::default().with_resources(vec![resource]);
+        let answer = self.0.call(&request).await.unwrap().responses.remove(0);
+        (answer.error_code, answer.error_message.map(|m| m.to_string()).unwrap_or_default())
     }
 
     async fn produce_batch(&self, batch: Bytes) -> (i16, i64) {
@@ -316,7 +370,7 @@ async fn a_boe_record_goes_to_its_lane_while_it_is_deployed_and_to_the_baseline_
     let dir = tempfile::tempdir().unwrap();
     let server = Server::start(dir.path(), 1).await;
     let baseline = server.baseline("base").await;
-    baseline.create_topic(true).await;
+    baseline.create_topic().await;
     server.create_lane("boe-a").await.unwrap();
     let base = baseline.join("g").await;
 
@@ -364,14 +418,14 @@ async fn a_ppe_record_is_never_seen_outside_its_lane_not_after_a_restart_either(
     let dir = tempfile::tempdir().unwrap();
     let server = Server::start(dir.path(), 30).await;
     let baseline = server.baseline("base").await;
-    baseline.create_topic(true).await;
+    baseline.create_topic().await;
     server.create_lane("ppe-x").await.unwrap();
     server.create_lane("boe-a").await.unwrap();
     let ppe = server.in_lane("svc", "ppe-x").await;
     assert_eq!(baseline.produce(&["1", "2@ppe-x", "3"]).await.0, 0);
     assert_eq!(ppe.produce(&["4@ppe-x"]).await.0, 0);
     // A connection of the lane produces its lane only.
-    for other in ["5@ppe-y", "5", "5@PPE"] {
+    for other in ["5@ppe-y", "5@PPE"] {
         assert_eq!(ppe.produce(&[other]).await.0, ErrorCode::InvalidRecord.code(), "{other}");
     }
     baseline.join("g").await;
@@ -428,7 +482,7 @@ async fn an_idle_lane_has_no_lag_and_a_record_of_it_arrives_at_once() {
     let dir = tempfile::tempdir().unwrap();
     let server = Server::start(dir.path(), 30).await;
     let baseline = server.baseline("base").await;
-    baseline.create_topic(true).await;
+    baseline.create_topic().await;
     server.create_lane("boe-a").await.unwrap();
     let lane = server.in_lane("cart", "boe-a").await;
     let member = lane.join("g@boe-a").await;
@@ -464,7 +518,7 @@ async fn what_a_reader_cannot_see_does_not_attract_its_time_lookups() {
     let dir = tempfile::tempdir().unwrap();
     let server = Server::start(dir.path(), 30).await;
     let baseline = server.baseline("base").await;
-    baseline.create_topic(true).await;
+    baseline.create_topic().await;
     server.create_lane("ppe-x").await.unwrap();
     let (_, first) = baseline.produce(&["1"]).await;
     let mut builder = BatchBuilder::new(Offset(0), TimestampMs(9_000), Codec::None);
@@ -485,7 +539,7 @@ async fn a_deleted_lane_leaves_its_records_to_nobody_else_and_its_name_free() {
     let dir = tempfile::tempdir().unwrap();
     let server = Server::start(dir.path(), 30).await;
     let baseline = server.baseline("base").await;
-    baseline.create_topic(true).await;
+    baseline.create_topic().await;
     for lane in ["boe-a", "ppe-x"] {
         server.create_lane(lane).await.unwrap();
     }
@@ -521,7 +575,7 @@ async fn names_of_lanes_and_groups_do_not_collide() {
     let dir = tempfile::tempdir().unwrap();
     let server = Server::start(dir.path(), 30).await;
     let baseline = server.baseline("base").await;
-    baseline.create_topic(true).await;
+    baseline.create_topic().await;
     // Anywhere else the suffix is part of a plain name, and such a group keeps its name.
     let plain = baseline.join("team@boe-a").await;
     assert!(server.create_lane("boe-a").await.is_err());
@@ -542,5 +596,208 @@ async fn names_of_lanes_and_groups_do_not_collide() {
     let names: BTreeSet<String> =
         server.lane_status("boe-b").await.groups.into_iter().map(|g| g.group).collect();
     assert_eq!(names, BTreeSet::from(["team".to_owned()]));
+    server.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn each_record_is_of_the_lane_that_the_list_of_its_time_names() {
+    let dir = tempfile::tempdir().unwrap();
+    let server = Server::start(dir.path(), 30).await;
+    let baseline = server.baseline("base").await;
+    baseline.create_topic_with(&[("sealane.lanes.extractors", "x-tt-env")]).await;
+    server.create_lane("ppe-x").await.unwrap();
+    let ppe = server.in_lane("svc", "ppe-x").await;
+    baseline.produce_with("x-lane", "ppe-x").await;
+    baseline.produce_with("x-tt-env", "ppe-x").await;
+    // The connection's lane, as the topic's list reads it; x-lane names nothing, not even another lane.
+    assert_eq!(ppe.produce_with("x-lane", "boe-z").await.0, 0);
+    assert_eq!(ppe.produce_with("x-tt-env", "boe-z").await.0, ErrorCode::InvalidRecord.code());
+    let (code, reason) = baseline.set_extractors("x-lane,baggage").await;
+    assert_eq!(code, ErrorCode::InvalidConfig.code());
+    assert!(reason.contains("\"baggage\"") && reason.contains("baggage/KEY"), "{reason}");
+    assert_eq!(baseline.set_extractors("baggage/lane,x-lane").await, (0, String::new()));
+    baseline.produce_with("x-tt-env", "ppe-x").await;
+    baseline.produce_with("x-lane", "ppe-x").await;
+    assert_eq!(ppe.produce_with("baggage", "user=1").await.0, 0);
+
+    let outside = ["x-lane=ppe-x", "x-tt-env=ppe-x"];
+    let inside = ["x-tt-env=ppe-x", "x-lane=boe-z", "x-lane=ppe-x", "baggage=user=1"];
+    let read = async |server: &Server| {
+        let (baseline, ppe) = (server.baseline("base").await, server.in_lane("svc", "ppe-x").await);
+        assert_eq!(baseline.read_from(0).await.0, outside);
+        assert_eq!(ppe.read_from(0).await.0, inside);
+    };
+    read(&server).await;
+    server.stop().await;
+    // From the snapshot, and from the log alone.
+    let server = Server::start(dir.path(), 30).await;
+    read(&server).await;
+    server.stop().await;
+    assert!(remove_derived(&dir.path().join("data")) > 0);
+    let server = Server::start(dir.path(), 30).await;
+    read(&server).await;
+    server.stop().await;
+}
+
+/// Removes everything that can be made again from the log; how many files that were.
+fn remove_derived(dir: &Path) -> usize {
+    let mut removed = 0;
+    for entry in std::fs::read_dir(dir).unwrap() {
+        let path = entry.unwrap().path();
+        let is_derived = |end: &str| matches!(end, "index" | "timeindex" | "batches" | "state");
+        if path.is_dir() {
+            removed += remove_derived(&path);
+        } else if path.extension().and_then(|end| end.to_str()).is_some_and(is_derived) {
+            std::fs::remove_file(path).unwrap();
+            removed += 1;
+        }
+    }
+    removed
+}
+
+/// The code that every request which changes a group gets from this connection.
+async fn codes_of_changes(client: &Client, group: &str, member: &StrBytes) -> Vec<(&'static str, i16)> {
+    let id = || text(group).into();
+    let partition = OffsetCommitRequestPartition::default().with_committed_offset(7);
+    let topic =
+        OffsetCommitRequestTopic::default().with_name(text(TOPIC).into()).with_partitions(vec![partition]);
+    let commit = OffsetCommitRequest::default().with_group_id(id()).with_topics(vec![topic]);
+    let commit = client.0.call_at(7, &commit).await.unwrap().topics[0].partitions[0].error_code;
+    let topic = OffsetDeleteRequestTopic::default()
+        .with_name(text(TOPIC).into())
+        .with_partitions(vec![OffsetDeleteRequestPartition::default()]);
+    let forget = OffsetDeleteRequest::default().with_group_id(id()).with_topics(vec![topic]);
+    let forget = client.0.call_at(0, &forget).await.unwrap().error_code;
+    let delete = DeleteGroupsRequest::default().with_groups_names(vec![id()]);
+    let delete = client.0.call_at(1, &delete).await.unwrap().results[0].error_code;
+    let who = MemberIdentity::default().with_member_id(member.clone());
+    let leave = LeaveGroupRequest::default().with_group_id(id()).with_members(vec![who]);
+    let leave = client.0.call_at(3, &leave).await.unwrap().error_code;
+    let beat = HeartbeatRequest::default().with_group_id(id()).with_member_id(member.clone());
+    let beat = client.0.call_at(3, &beat).await.unwrap().error_code;
+    vec![("commit", commit), ("forget", forget), ("delete", delete), ("leave", leave), ("heartbeat", beat)]
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn only_the_lane_router_changes_a_lanes_groups() {
+    let dir = tempfile::tempdir().unwrap();
+    let server = Server::start(dir.path(), 30).await;
+    let baseline = server.baseline("base").await;
+    baseline.create_topic().await;
+    server.create_lane("boe-a").await.unwrap();
+    let lane = server.in_lane("cart", "boe-a").await;
+    let member = lane.join("team@boe-a").await;
+    lane.commit(&member, 0).await;
+
+    for (what, code) in codes_of_changes(&baseline, "team@boe-a", &member.id).await {
+        assert_eq!(code, ErrorCode::InvalidGroupId.code(), "{what}");
+    }
+    // It may still be looked at, and nothing happened to it.
+    assert_eq!(baseline.committed("team@boe-a").await, 0);
+    lane.commit(&member, 1).await;
+    // The suffix of no lane is part of a plain name.
+    let codes = codes_of_changes(&baseline, "team@boe-z", &member.id).await;
+    assert_eq!(codes[0], ("commit", 0));
+    assert!(codes.iter().all(|(_, code)| *code != ErrorCode::InvalidGroupId.code()), "{codes:?}");
+    server.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_raw_reader_sees_every_record_and_nobody_else_becomes_one() {
+    let dir = tempfile::tempdir().unwrap();
+    let server = Server::start(dir.path(), 30).await;
+    let baseline = server.baseline("base").await;
+    baseline.create_topic().await;
+    for lane in ["ppe-x", "boe-a"] {
+        server.create_lane(lane).await.unwrap();
+    }
+    let lane = server.in_lane("cart", "boe-a").await;
+    lane.join("g@boe-a").await;
+    baseline.produce(&["1", "2@ppe-x", "3@boe-a", "4@BOE"]).await;
+    baseline.produce(&["5@ppe-x"]).await;
+    let all = ["1", "2@ppe-x", "3@boe-a", "4@BOE", "5@ppe-x"];
+    let auditor = server.raw("auditor").await.unwrap();
+    assert_eq!(auditor.read_from(0).await.0, all);
+    assert_eq!(auditor.offset_at(-3).await, baseline.fetch(0, 0).await.high_watermark - 2);
+    // Nothing of it leaks into what others of that name see.
+    assert_eq!(server.baseline("sealane").await.read_from(0).await.0, ["1"]);
+    // It only reads: no groups, whose offsets would leave out what it may see, and no writing.
+    let find = FindCoordinatorRequest::default().with_coordinator_keys(vec![text("g")]);
+    assert!(auditor.0.call_at(4, &find).await.is_err());
+    let auditor = server.raw("auditor").await.unwrap();
+    assert!(auditor.0.version_of::<ProduceRequest>(9).is_err(), "it is not even offered");
+    for stranger in ["sealane-mirror", "sealane-lane-router", "somebody"] {
+        assert!(server.raw(stranger).await.is_err(), "{stranger}");
+    }
+    server.stop().await;
+}
+
+#[tokio::test]
+async fn a_raw_listener_without_a_guard_is_refused() {
+    let dir = tempfile::tempdir().unwrap();
+    let tls = Some(CertificateDir::open(dir.path()).unwrap().leaf("broker", &[]).unwrap());
+    let good = ListenerConfig {
+        bind: "127.0.0.1:0".to_owned(),
+        tls,
+        client_auth: ClientAuth::Required,
+        view: ListenerView::Raw,
+        raw_readers: vec!["auditor".to_owned()],
+        ..ListenerConfig::default()
+    };
+    let own = ListenerConfig { view: ListenerView::Own, ..good.clone() };
+    for (listener, says) in [
+        (ListenerConfig { tls: None, ..good.clone() }, "raw_readers"),
+        (ListenerConfig { client_auth: ClientAuth::Optional, ..good.clone() }, "client_auth"),
+        (ListenerConfig { raw_readers: Vec::new(), ..good.clone() }, "raw_readers"),
+        (ListenerConfig { internal: true, ..good.clone() }, "internal"),
+        (own, "raw_readers"),
+    ] {
+        let config = Config {
+            storage: Storage::Memory,
+            listeners: vec![listener],
+            control_bind: free_address(),
+            http_bind: String::new(),
+            ..Config::default()
+        };
+        let started = service::start(config, ServiceHandle::standalone("broker")).await;
+        let error = started.err().expect("refused").to_string();
+        assert!(error.starts_with("listener plain") && error.contains(says), "{error}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_doctor_knows_who_bypasses_a_group_and_which_groups_are_alike() {
+    let dir = tempfile::tempdir().unwrap();
+    let server = Server::start(dir.path(), 30).await;
+    let baseline = server.baseline("base").await;
+    baseline.create_topic().await;
+    server.create_lane("boe-a").await.unwrap();
+    let lane = server.in_lane("cart", "boe-a").await;
+    lane.join("g@boe-a").await;
+    let member = baseline.join("g").await;
+    baseline.commit(&member, 1).await;
+    let healthy = v1::LaneDoctorResponse { topics: 1, ..v1::LaneDoctorResponse::default() };
+    assert_eq!(server.doctor().await, healthy);
+
+    let other = server.baseline("base").await;
+    let twin = other.join("h").await;
+    let nobody = Member { group: "flink".to_owned(), id: StrBytes::default(), generation: -1 };
+    baseline.commit(&nobody, 1).await;
+    server.baseline("nobody").await.read_from(0).await;
+    let found = server.doctor().await;
+    let bypassing = v1::BypassingGroup { group: "flink".to_owned(), topic: TOPIC.to_owned(), partitions: 1 };
+    assert_eq!(found.bypassing, [bypassing.clone()]);
+    let reader = v1::GrouplessReader { client_id: "nobody".to_owned(), topic: TOPIC.to_owned() };
+    assert_eq!(found.groupless, [reader]);
+    let alike = &found.alike[0];
+    assert_eq!((&*alike.client_id, &*alike.group, &*alike.other_group), ("base", "g", "h"));
+    assert_eq!((alike.same_host, alike.stops, found.alike.len()), (true, false, 1));
+    // Without its members a group is no longer alike, and a start does not make it one that bypasses.
+    other.leave(&twin).await;
+    baseline.leave(&member).await;
+    server.stop().await;
+    let server = Server::start(dir.path(), 30).await;
+    let found = server.doctor().await;
+    assert_eq!((found.bypassing, found.groupless, found.alike), (vec![bypassing], vec![], vec![]));
     server.stop().await;
 }

@@ -1,10 +1,14 @@
 //! The command line as a person types it: every command, option and default.
 //! What a command does is in the file of its name.
 
+mod link;
+
 use std::path::PathBuf;
 
 use chassis::telemetry::LogFormat;
 use clap::{Args, Parser, Subcommand, ValueEnum};
+
+pub use link::{Link, LinkChange, LinkCongestion, LinkLanes, LinkPeer, LinkSet};
 
 /// Sealane: a multi-region, Kafka-compatible message queue.
 #[derive(Debug, Parser)]
@@ -40,7 +44,7 @@ pub enum Command {
     Local(Local),
     /// Run a broker
     Broker(Service),
-    /// Run a mirror: the links of this region to other regions
+    /// Run a mirror: the links of this region to other regions; see and change what crosses them
     Mirror(MirrorCommand),
     /// Run a lane-router: the entry of a lane's workloads
     LaneRouter(Service),
@@ -53,6 +57,9 @@ pub enum Command {
     /// List consumer groups, and see their members and lag
     #[command(subcommand)]
     Group(Group),
+    /// See the brokers of a cluster and what each owns; move a partition, empty a broker
+    #[command(subcommand)]
+    Cluster(ClusterCommand),
     /// Send lines of standard input to a topic, a record each
     Produce(Produce),
     /// Print the records of a topic
@@ -72,6 +79,39 @@ impl From<LogStyle> for LogFormat {
             LogStyle::Json => LogFormat::Json,
         }
     }
+}
+
+#[derive(Debug, Subcommand)]
+pub enum ClusterCommand {
+    /// Brokers, partitions per broker, lives, what is moving
+    Status(ListArgs),
+    /// Hand one partition to another broker; no byte is copied
+    Move(ClusterMove),
+    /// Give away all that a broker owns, before it is stopped for good
+    Drain(ClusterDrain),
+}
+
+#[derive(Debug, Args)]
+pub struct ClusterMove {
+    /// Name of the topic
+    pub topic: String,
+    /// Number of the partition
+    pub partition: i32,
+    /// Id of the broker that shall own it
+    pub to: i32,
+    #[command(flatten)]
+    pub server: Server,
+}
+
+#[derive(Debug, Args)]
+pub struct ClusterDrain {
+    /// Id of the broker
+    pub broker: i32,
+    /// Let it take part again
+    #[arg(long)]
+    pub undo: bool,
+    #[command(flatten)]
+    pub server: Server,
 }
 
 #[derive(Debug, Args)]
@@ -116,7 +156,7 @@ pub struct Service {
     pub print_config: bool,
 }
 
-/// Run a mirror, or see how it does
+/// Run a mirror, see how it does, or say what crosses its links
 #[derive(Debug, Args)]
 #[command(args_conflicts_with_subcommands = true, subcommand_negates_reqs = true)]
 pub struct MirrorCommand {
@@ -130,6 +170,9 @@ pub struct MirrorCommand {
 pub enum Mirror {
     /// State and lag of every link, topic and partition, and what was skipped or refused
     Status(MirrorStatus),
+    /// See and change what crosses the links to other regions
+    #[command(subcommand)]
+    Link(Link),
 }
 
 #[derive(Debug, Args)]
@@ -185,6 +228,9 @@ pub enum Lane {
     List(ListArgs),
     /// Show a lane's consumers, partition by partition, and what waits for them
     Status(Named),
+    /// Find consumers whose lanes cannot work: those that bypass their group, and those that cannot be
+    /// told apart
+    Doctor(ListArgs),
     /// Delete a lane: its workloads are cut off, its records stay hidden from a later lane
     Delete(Named),
 }

@@ -1,4 +1,4 @@
-//! `sealane lane`: create, list, status, delete, through the region's control service.
+//! `sealane lane`: create, list, status, doctor, delete, through the region's control service.
 
 use control::v1;
 use serde::Serialize;
@@ -6,12 +6,14 @@ use serde::Serialize;
 use crate::args::{Lane, LaneClassArg, LaneCreate, ListArgs, Named};
 use crate::output::{Table, known, non_negative, show};
 use crate::region::Region;
+use crate::topic::plural;
 
 pub async fn run(command: Lane) -> anyhow::Result<()> {
     match command {
         Lane::Create(args) => create(args).await,
         Lane::List(args) => list(args).await,
         Lane::Status(args) => status(args).await,
+        Lane::Doctor(args) => doctor(args).await,
         Lane::Delete(args) => delete(args).await,
     }
 }
@@ -158,6 +160,102 @@ fn description(status: &Status) -> String {
         }
     }
     out
+}
+
+#[derive(Serialize)]
+struct Findings {
+    topics_with_lanes: u32,
+    bypassing_groups: Vec<Bypassing>,
+    readers_without_group: Vec<Groupless>,
+    groups_of_one_client_id: Vec<Alike>,
+}
+
+#[derive(Serialize)]
+struct Bypassing {
+    group: String,
+    topic: String,
+    partitions: u32,
+}
+
+#[derive(Serialize)]
+struct Groupless {
+    client_id: String,
+    topic: String,
+}
+
+#[derive(Serialize)]
+struct Alike {
+    client_id: String,
+    topic: String,
+    groups: [String; 2],
+    same_host: bool,
+    stops: bool,
+}
+
+impl From<v1::LaneDoctorResponse> for Findings {
+    fn from(found: v1::LaneDoctorResponse) -> Findings {
+        let bypassing =
+            |g: v1::BypassingGroup| Bypassing { group: g.group, topic: g.topic, partitions: g.partitions };
+        let groupless = |r: v1::GrouplessReader| Groupless { client_id: r.client_id, topic: r.topic };
+        let alike = |a: v1::LikeNamedGroups| Alike {
+            client_id: a.client_id,
+            topic: a.topic,
+            groups: [a.group, a.other_group],
+            same_host: a.same_host,
+            stops: a.stops,
+        };
+        Findings {
+            topics_with_lanes: found.topics,
+            bypassing_groups: found.bypassing.into_iter().map(bypassing).collect(),
+            readers_without_group: found.groupless.into_iter().map(groupless).collect(),
+            groups_of_one_client_id: found.alike.into_iter().map(alike).collect(),
+        }
+    }
+}
+
+async fn doctor(args: ListArgs) -> anyhow::Result<()> {
+    let mut control = Region::new(&args.server)?.control().await?;
+    let answer = control.lane_doctor(v1::LaneDoctorRequest {}).await?.into_inner();
+    let findings = Findings::from(answer);
+    show(args.output.output, &findings, || diagnosis(&findings))?;
+    Ok(())
+}
+
+fn diagnosis(findings: &Findings) -> String {
+    let mut bypassing = Table::new(&["GROUP", "TOPIC", "PARTITIONS"]);
+    for found in &findings.bypassing_groups {
+        bypassing.row([found.group.clone(), found.topic.clone(), found.partitions.to_string()]);
+    }
+    let mut groupless = Table::new(&["CLIENT ID", "TOPIC"]);
+    for found in &findings.readers_without_group {
+        groupless.row([found.client_id.clone(), found.topic.clone()]);
+    }
+    let mut alike = Table::new(&["CLIENT ID", "TOPIC", "GROUP", "OTHER GROUP", "WHAT COMES OF IT"]);
+    for found in &findings.groups_of_one_client_id {
+        let effect = match (found.same_host, found.stops) {
+            (false, _) => "told apart by their addresses only",
+            (true, true) => "neither makes progress: one is in a PPE lane",
+            (true, false) => "records of lanes that belong to either are shown to both",
+        };
+        let [group, other] = found.groups.clone();
+        alike.row([found.client_id.clone(), found.topic.clone(), group, other, effect.to_owned()]);
+    }
+    let told = [
+        (
+            bypassing,
+            "groups that commit without ever having had a member (assign()); they see baseline records only",
+        ),
+        (groupless, "clients that read without a group; they see baseline records only"),
+        (alike, "groups whose consumers share a client.id; give each consumer its own"),
+    ];
+    let told = told.into_iter().filter(|(table, _)| !table.is_empty());
+    let parts: Vec<String> = told.map(|(table, about)| format!("{about}\n{}", table.text())).collect();
+    match parts.is_empty() {
+        true => {
+            format!("nothing found on {} with lanes\n", plural(findings.topics_with_lanes as i32, "topic"))
+        }
+        false => parts.join("\n"),
+    }
 }
 
 #[derive(Serialize)]

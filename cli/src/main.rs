@@ -5,12 +5,14 @@
 
 mod advice;
 mod args;
+mod cluster;
 mod consume;
 #[cfg(test)]
 mod docs;
 mod group;
 mod lane;
 mod local;
+mod mirror_link;
 mod mirror_status;
 mod output;
 mod produce;
@@ -62,10 +64,14 @@ async fn dispatch(command: Command) -> anyhow::Result<()> {
         Command::Lane(command) => lane::run(command).await,
         Command::Topic(command) => topic::run(command).await,
         Command::Group(command) => group::run(command).await,
+        Command::Cluster(command) => cluster::run(command).await,
         Command::Produce(args) => produce::run(args).await,
         Command::Consume(args) => consume::run(args).await,
         Command::Mirror(MirrorCommand { command: Some(Mirror::Status(args)), .. }) => {
             mirror_status::run(args).await
+        }
+        Command::Mirror(MirrorCommand { command: Some(Mirror::Link(command)), .. }) => {
+            mirror_link::run(command).await
         }
         Command::Local(args) => local::run(args).await,
         Command::Broker(args) => service::broker(args).await,

@@ -1,4 +1,4 @@
-//! `sealane mirror status`: every link with its lag, and what was skipped, lost or refused.
+//! `sealane mirror status`: every link with its lag, and what was skipped, lost, refused or left out.
 //!
 //! What is not known is shown as unknown, never as 0.
 
@@ -49,8 +49,10 @@ struct Note {
     topic: String,
     partition: i32,
     from_offset: i64,
-    to_offset: i64,
-    at_ms: i64,
+    /// `null`: all from there on.
+    to_offset: Option<i64>,
+    /// `null`: it has no moment, but is so now.
+    at_ms: Option<i64>,
     text: String,
 }
 
@@ -101,8 +103,8 @@ fn note(note: v1::LinkNote) -> Note {
         topic: note.topic,
         partition: note.partition,
         from_offset: note.from_offset,
-        to_offset: note.to_offset,
-        at_ms: note.at_ms,
+        to_offset: non_negative(note.to_offset),
+        at_ms: non_negative(note.at_ms),
         text: note.text,
     }
 }
@@ -186,9 +188,9 @@ fn notes_table(status: &Status) -> Table {
             note.peer.clone(),
             note.kind.clone(),
             note.topic.clone(),
-            note.partition.to_string(),
+            non_negative(note.partition.into()).map_or("all".to_owned(), |index| index.to_string()),
             note.from_offset.to_string(),
-            note.to_offset.to_string(),
+            note.to_offset.map_or("-".to_owned(), |offset| offset.to_string()),
             note.text.clone(),
         ]);
     }

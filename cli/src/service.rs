@@ -1,10 +1,11 @@
 //! `sealane broker|mirror|lane-router`: one service in one process, from a configuration file.
 
+use std::convert::identity;
 use std::future::Future;
 use std::time::Duration;
 
 use anyhow::Context as _;
-use chassis::config::{self, Documented};
+use chassis::config::{self, ConfigError, Documented};
 use chassis::{Process, Registry, RunError, ServiceHandle};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -13,7 +14,7 @@ use tokio::net::TcpListener;
 use crate::args::Service;
 
 pub async fn broker(args: Service) -> anyhow::Result<()> {
-    let Some(config) = read::<broker::Config>(args, BROKER_TITLE)? else { return Ok(()) };
+    let Some(config) = read::<broker::Config>(args, BROKER_TITLE, identity)? else { return Ok(()) };
     let grace = Duration::from_secs(config.drain_seconds.into());
     run("broker", grace, |service| async {
         broker::service::start(config, service).await?;
@@ -23,7 +24,8 @@ pub async fn broker(args: Service) -> anyhow::Result<()> {
 }
 
 pub async fn mirror(args: Service) -> anyhow::Result<()> {
-    let Some(config) = read::<mirror::Config>(args, MIRROR_TITLE)? else { return Ok(()) };
+    let explain = mirror::config::with_moved_keys;
+    let Some(config) = read::<mirror::Config>(args, MIRROR_TITLE, explain)? else { return Ok(()) };
     run("mirror", GRACE, |service| async {
         serve_http(&service, &config.http_bind).await?;
         mirror::start(config, service).await?;
@@ -33,7 +35,7 @@ pub async fn mirror(args: Service) -> anyhow::Result<()> {
 }
 
 pub async fn lane_router(args: Service) -> anyhow::Result<()> {
-    let Some(config) = read::<lane_router::Config>(args, LANE_ROUTER_TITLE)? else { return Ok(()) };
+    let Some(config) = read::<lane_router::Config>(args, LANE_ROUTER_TITLE, identity)? else { return Ok(()) };
     run("lane-router", GRACE, |service| async {
         serve_http(&service, &config.http_bind).await?;
         lane_router::start(config, service).await?;
@@ -79,13 +81,14 @@ pub fn finished<E: Into<anyhow::Error>>(result: Result<(), RunError<E>>) -> anyh
 fn read<T: DeserializeOwned + Serialize + Default + Documented>(
     args: Service,
     title: &str,
+    explain: fn(ConfigError) -> ConfigError,
 ) -> anyhow::Result<Option<T>> {
     if args.print_config {
         print!("{}", config::print::<T>(title));
         return Ok(None);
     }
     let path = args.config.context("--config is missing")?;
-    Ok(Some(config::load(&path)?))
+    Ok(Some(config::load(&path).map_err(explain)?))
 }
 
 /// Segments and connections are files: as many as the system allows.

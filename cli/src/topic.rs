@@ -143,7 +143,10 @@ fn description(topic: &Described, all: bool) -> String {
     }
     let mut out = format!("topic {}  id {}\n\n{}", topic.name, topic.id, table.text());
     let mut configs = Table::new(&["CONFIG", "VALUE", "SET"]);
-    for config in topic.configs.iter().filter(|config| all || !config.is_default) {
+    let lanes = topic.configs.iter().any(|c| c.name == LANES && c.value.as_deref() == Some("true"));
+    // What names a record's lane is told where it matters.
+    let told = |config: &&Config| all || !config.is_default || (lanes && config.name == LANE_EXTRACTORS);
+    for config in topic.configs.iter().filter(told) {
         let set = if config.is_default { "default" } else { "here" };
         configs.row([config.name.clone(), config.value.clone().unwrap_or_default(), set.to_owned()]);
     }
@@ -242,6 +245,8 @@ pub fn plural(count: i32, thing: &str) -> String {
 }
 
 const TIMEOUT_MS: i32 = 30_000;
+const LANES: &str = "sealane.lanes";
+const LANE_EXTRACTORS: &str = "sealane.lanes.extractors";
 /// Operations of IncrementalAlterConfigs.
 const SET: i8 = 0;
 const DELETE: i8 = 1;

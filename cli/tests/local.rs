@@ -203,6 +203,11 @@ fn what_goes_wrong_is_said_in_one_line() {
         (&["lane", "status", "nope"], "lane nope does not exist"),
         (&["produce", "t", "--lane", "nope"], "lane nope does not exist"),
         (&["consume", "t", "--format", "yaml"], "--format \"yaml\" is none of"),
+        (&["mirror", "link", "show", "north"], "there is no link to north; `sealane mirror link list` shows"),
+        (&["mirror", "link", "set", "east", "--pause"], "this is region east itself"),
+        (&["mirror", "link", "set", "West", "--pause"], "region name \"West\" must be"),
+        (&["mirror", "link", "set", "west", "--topics", "a b"], "\"a b\" is no pattern of topic names"),
+        (&["mirror", "link", "delete", "west"], "the link to west has the default policy already"),
     ] {
         let line = complaint(&local.run(0, args));
         assert!(line.contains(says), "{args:?}: {line}");
@@ -213,6 +218,49 @@ fn what_goes_wrong_is_said_in_one_line() {
     let wrong_port = complaint(&sealane(&["topic", "list", "--server", &http]).output().expect("ran"));
     assert!(wrong_port.contains("does the port speak Kafka"), "{wrong_port}");
     assert_eq!(local.stop(), Some(0));
+}
+
+#[test]
+fn links_are_shown_and_changed_and_a_pause_outlives_a_restart() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let port = free_ports(6);
+    let local = Local::start(dir.path(), port);
+    let json = |local: &Local, args: &[&str]| -> serde_json::Value {
+        let args = [&["mirror", "link"][..], args, &["--output", "json"]].concat();
+        serde_json::from_str(&local.text(0, &args)).expect("JSON")
+    };
+    let listed = json(&local, &["list"]);
+    assert_eq!((&listed[0]["peer"], &listed[0]["default"]), (&"west".into(), &true.into()), "{listed}");
+    assert!(local.text(0, &["mirror", "link", "show", "west"]).starts_with("link to west  (default)\n"));
+    let set = json(&local, &["set", "west", "--exclude", "secret*", "--lanes", "all", "--rate", "100000000"]);
+    assert_eq!((&set["lanes"], &set["rate_bytes_max"]), (&"all".into(), &100_000_000.into()), "{set}");
+    local.produce(0, &["secret"], "stays\n");
+    local.produce(0, &["open"], "crosses\n");
+    let consume = |topic| ["consume", topic, "--from-beginning", "--count", "1", "--timeout", "60"];
+    assert_eq!(local.text(1, &consume("open")), "crosses\n");
+    let status = local.text(0, &["mirror", "status"]);
+    assert!(status.contains("leaves this topic out"), "{status}");
+
+    json(&local, &["set", "west", "--pause", "--exclude", ""]);
+    assert_eq!(local.stop(), Some(0));
+    let local = Local::start(dir.path(), port);
+    let shown = json(&local, &["show", "west"]);
+    assert_eq!((&shown["paused"], &shown["lanes"]), (&true.into(), &"all".into()), "{shown}");
+    json(&local, &["set", "west", "--resume"]);
+    assert_eq!(local.text(1, &consume("secret")), "stays\n");
+    assert_eq!(local.text(0, &["mirror", "link", "delete", "west"]), "the link to west is at its default\n");
+    assert_eq!(json(&local, &["show", "west"])["default"], true);
+    assert_eq!(local.stop(), Some(0));
+}
+
+#[test]
+fn a_key_of_a_mirror_that_became_an_object_names_the_command() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let file = dir.path().join("m.toml");
+    std::fs::write(&file, "[[links]]\npeer = \"west\"\ninclude = [\"a*\"]\n").expect("written");
+    let line = complaint(&sealane(&["mirror", "--config"]).arg(&file).output().expect("ran"));
+    assert!(line.contains("m.toml, line 3: `include` is no key of this file any more"), "{line}");
+    assert!(line.contains("`sealane mirror link set PEER --topics PATTERNS`"), "{line}");
 }
 
 #[test]

@@ -6,7 +6,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::Write;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -16,28 +16,46 @@ use serde_json::Value;
 use crate::clients::{Library, PATIENCE, Record, Running};
 use crate::logread::{Log, Logged};
 use crate::process::Local;
+use crate::services::Services;
 use crate::wire::{BatchHead, Conn, batch};
 
 /// The header that names a record's lane in these tests.
 pub const HEADER: &str = "x-lane";
 
+/// Something whose first region the command line can be asked about.
+pub trait Asked {
+    fn ask(&self, arguments: &[&str]) -> Result<String>;
+}
+
+impl Asked for Local {
+    fn ask(&self, arguments: &[&str]) -> Result<String> {
+        self.cli_ok(0, arguments)
+    }
+}
+
+impl Asked for Services {
+    fn ask(&self, arguments: &[&str]) -> Result<String> {
+        self.cli(0, arguments)
+    }
+}
+
 /// Makes a lane in the first region; the bootstrap address of its workloads.
-pub fn create(local: &Local, name: &str) -> Result<String> {
-    Ok(local.cli_ok(0, &["lane", "create", name])?.trim().to_owned())
+pub fn create(region: &impl Asked, name: &str) -> Result<String> {
+    Ok(region.ask(&["lane", "create", name])?.trim().to_owned())
 }
 
 /// What `sealane lane status` says of the lane's groups, a row for each partition.
-pub fn status(local: &Local, name: &str) -> Result<Vec<Value>> {
-    let printed = local.cli_ok(0, &["lane", "status", name, "--output", "json"])?;
+pub fn status(region: &impl Asked, name: &str) -> Result<Vec<Value>> {
+    let printed = region.ask(&["lane", "status", name, "--output", "json"])?;
     let status: Value = serde_json::from_str(&printed)?;
     Ok(status["groups"].as_array().cloned().unwrap_or_default())
 }
 
 /// Waits until there are rows in `lane status` and every one is in this state ("active", "grace", "closed").
-pub fn wait_state(local: &Local, name: &str, state: &str) -> Result<Vec<Value>> {
+pub fn wait_state(region: &impl Asked, name: &str, state: &str) -> Result<Vec<Value>> {
     let mut rows = Vec::new();
     until(&format!("lane {name} to be {state}"), || {
-        rows = status(local, name)?;
+        rows = status(region, name)?;
         Ok(!rows.is_empty() && rows.iter().all(|row| row["state"] == state))
     })?;
     Ok(rows)
@@ -57,6 +75,7 @@ pub fn until(what: &str, mut done: impl FnMut() -> Result<bool>) -> Result<()> {
 pub struct Feed {
     producer: Running,
     stop: Arc<AtomicBool>,
+    made: Arc<AtomicUsize>,
     thread: JoinHandle<Result<usize>>,
 }
 
@@ -74,16 +93,24 @@ impl Feed {
         let mut input = producer.input()?;
         let stop = Arc::new(AtomicBool::new(false));
         let told = Arc::clone(&stop);
+        let counted = Arc::new(AtomicUsize::new(0));
+        let made = Arc::clone(&counted);
         let thread = std::thread::spawn(move || {
             let mut made = 0;
             while !told.load(Ordering::SeqCst) {
                 input.write_all(make(made).line(made).as_bytes())?;
                 made += 1;
+                counted.store(made, Ordering::SeqCst);
                 std::thread::sleep(pause);
             }
             Ok(made)
         });
-        Ok(Feed { producer, stop, thread })
+        Ok(Feed { producer, stop, made, thread })
+    }
+
+    /// Records that the producer was given by now.
+    pub fn made(&self) -> usize {
+        self.made.load(Ordering::SeqCst)
     }
 
     /// Records that were acknowledged by now.

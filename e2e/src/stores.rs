@@ -5,6 +5,7 @@
 //! value; a process is ended on drop.
 
 pub mod etcd;
+pub mod front;
 pub mod hdfs;
 pub mod s3;
 

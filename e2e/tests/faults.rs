@@ -1,13 +1,15 @@
 //! What a person does wrong, and a disk: each gets one line that names the thing, and nothing is lost.
 
-use std::process::{Command, Stdio};
+use std::fs::File;
+use std::path::PathBuf;
+use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 use e2e::clients::{PATIENCE, Record};
-use e2e::process::{Plan, binary};
+use e2e::process::{Local, Plan, binary};
 use e2e::wire::{BatchHead, Conn, FetchPlan, batch};
-use e2e::{logread, ports::Ports};
+use e2e::{http, logread, ports::Ports, single::Single};
 
 /// Runs `sealane` with arguments that cannot work; its one line of complaint.
 fn refused(arguments: &[&str]) -> Result<String> {
@@ -125,6 +127,66 @@ fn an_ephemeral_region_keeps_nothing() -> Result<()> {
     Ok(())
 }
 
+/// The directory of partition 0 of a topic.
+fn partition_dir(broker: &Single, topic: &str) -> Result<PathBuf> {
+    for entry in std::fs::read_dir(broker.data_dir().join("topics"))? {
+        let dir = entry?.path().join(format!("{topic}-0"));
+        if dir.is_dir() {
+            return Ok(dir);
+        }
+    }
+    anyhow::bail!("{topic} has no directory")
+}
+
+#[test]
+fn a_partition_whose_directory_vanished_is_missed_and_never_begun_anew_by_itself() -> Result<()> {
+    let mut broker = Single::start("")?;
+    let mut raw = Conn::open(broker.bootstrap())?;
+    for topic in ["gone", "kept"] {
+        raw.create_topic(topic, 1, &[])?;
+        for n in 0..3 {
+            ensure!(raw.produce(topic, 0, &batch(&[Record::numbered("v", n)], BatchHead::default()))?.0 == 0);
+        }
+    }
+    let noted = |broker: &Single| -> Result<usize> {
+        let meta = std::fs::read(broker.data_dir().join("meta/meta.log"))?;
+        Ok(String::from_utf8_lossy(&meta).matches("\"opened\":1").count())
+    };
+    until("it is noted that the topics were served", || Ok(noted(&broker)? >= 2))?;
+    broker.stop()?;
+    let (dir, away) = (partition_dir(&broker, "gone")?, broker.dir().join("away"));
+    std::fs::rename(&dir, &away)?;
+
+    broker.allow_error("a topic cannot be opened");
+    broker.start_again()?;
+    let mut raw = Conn::open(broker.bootstrap())?;
+    ensure!(raw.count_records("kept", 1)? == 3, "another topic is held up");
+    let answer = raw.produce("gone", 0, &batch(&[Record::numbered("v", 3)], BatchHead::default()))?;
+    ensure!(answer.0 != 0, "it begins anew: {answer:?}");
+    ensure!(broker.log().contains("gone-0") && broker.log().contains("accept-loss"), "{}", broker.log());
+    let (status, page) = http::get(broker.http_port(), "/readyz")?;
+    ensure!(status == 200 && page.contains("topic gone"), "{status}: {page}");
+    ensure!(!dir.exists(), "the directory was made again");
+
+    // Put back, it is served without a restart.
+    std::fs::rename(&away, &dir)?;
+    until("the topic is served", || Ok(Conn::open(broker.bootstrap())?.count_records("gone", 1).is_ok()))?;
+    ensure!(Conn::open(broker.bootstrap())?.count_records("gone", 1)? == 3, "records are missing");
+    broker.stop()?;
+
+    // Lost for good, a person may begin it anew.
+    std::fs::remove_dir_all(&dir)?;
+    broker.start_again()?;
+    std::fs::create_dir_all(&dir)?;
+    std::fs::write(dir.join("accept-loss"), "")?;
+    until("the topic is served", || Ok(Conn::open(broker.bootstrap())?.end_offset("gone", 0).is_ok()))?;
+    let first = batch(&[Record::numbered("v", 0)], BatchHead::default());
+    ensure!(Conn::open(broker.bootstrap())?.produce("gone", 0, &first)? == (0, 0), "not offset 0");
+    ensure!(!dir.join("accept-loss").exists(), "it would accept the next loss too");
+    until("green without a word", || Ok(http::get(broker.http_port(), "/readyz")?.1 == "broker: ok\n"))?;
+    broker.stop()
+}
+
 /// A tmpfs of this size is the disk.
 const DISK: &str = "24m";
 
@@ -154,7 +216,18 @@ fn a_full_disk_refuses_produce_lets_reading_go_on_and_heals_without_a_restart() 
     let mut other = Conn::open(local.bootstrap(0))?;
     ensure!(other.count_records("t", 1)? == stored as u64, "what was acknowledged cannot be read");
     ensure!(other.fetch(FetchPlan::now("t", &[(0, 0)]))?[0].1.error == 0);
+    let http = local.port(0, 3);
+    until("/readyz says that the disk is full", || {
+        let (status, page) = http::get(http, "/readyz")?;
+        Ok(status == 503 && page.contains("the disk is full"))
+    })?;
+    ensure!(http::get(http, "/healthz")?.0 == 200, "a restart would not help");
+    let mut waiting = produce_a_line(&local)?;
     std::fs::remove_file(&ballast)?;
+    let said = waiting.finish()?;
+    ensure!(said.matches("the disk is full").count() == 1, "sealane produce says:\n{said}");
+    stored += 1;
+    until("/readyz is green again", || Ok(http::get(http, "/readyz")?.0 == 200))?;
     let end = Instant::now() + PATIENCE;
     loop {
         match raw.produce("t", 0, &large)? {
@@ -174,6 +247,50 @@ fn a_full_disk_refuses_produce_lets_reading_go_on_and_heals_without_a_restart() 
     ensure!(local.stop()?.success());
     let log = logread::read(copy.path(), Some("t"))?;
     ensure!(log.records.len() as i64 == stored + 1, "{} records in the log", log.records.len());
+    Ok(())
+}
+
+/// `sealane produce` of one large line, which the disk has no room for.
+struct Waiting {
+    child: Child,
+    said: PathBuf,
+}
+
+fn produce_a_line(local: &Local) -> Result<Waiting> {
+    let (line, said) = (local.dir().join("line"), local.dir().join("said"));
+    std::fs::write(&line, vec![b'x'; 400_000])?;
+    let mut command = Command::new(binary()?);
+    command.args(["produce", "t", "--server", &local.bootstrap(0)]).stdout(Stdio::null());
+    let child = command.stdin(File::open(&line)?).stderr(File::create(&said)?).spawn()?;
+    let waiting = Waiting { child, said };
+    until("sealane produce says why it waits", || {
+        Ok(std::fs::read_to_string(&waiting.said)?.contains("the disk is full"))
+    })?;
+    Ok(waiting)
+}
+
+impl Waiting {
+    /// Waits for its success; what it said.
+    fn finish(&mut self) -> Result<String> {
+        let end = Instant::now() + PATIENCE;
+        while self.child.try_wait()?.is_none() {
+            if Instant::now() > end {
+                self.child.kill()?;
+            }
+            std::thread::sleep(Duration::from_millis(50));
+        }
+        let said = std::fs::read_to_string(&self.said)?;
+        ensure!(self.child.wait()?.success(), "sealane produce fails: {said}");
+        Ok(said)
+    }
+}
+
+fn until(what: &str, mut done: impl FnMut() -> Result<bool>) -> Result<()> {
+    let end = Instant::now() + PATIENCE;
+    while !done()? {
+        ensure!(Instant::now() < end, "took too long: {what}");
+        std::thread::sleep(Duration::from_millis(100));
+    }
     Ok(())
 }
 

@@ -2,11 +2,13 @@
 //!
 //! Real clients, through the lane-router. Who owns a record is decided again from the log, by code that shares
 //! nothing with the product, and compared with what the clients got, by id and by count. Every run prints and
-//! asserts what was at stake; the twin without the view filter must fail.
+//! asserts what was at stake; the twins without the view filter, without markers and without the comparison of cuts
+//! must fail.
 
+use std::collections::BTreeSet;
 use std::time::Duration;
 
-use anyhow::{Result, ensure};
+use anyhow::{Result, bail, ensure};
 use e2e::clients::{Library, Record, Running};
 use e2e::lanes::{
     self, Feed, HEADER, Judged, Side, fails, judge, kill, until, wait_ends, wait_state, write_ends,
@@ -101,6 +103,69 @@ fn each_record_is_processed_by_one_side_while_a_lane_comes_restarts_and_goes() -
 #[test]
 fn twin_without_the_view_filter_processes_records_on_both_sides() -> Result<()> {
     fails(come_restart_and_go(Plan::one().environment("SEALANE_TEST_OFF", "view-filter")), &["belongs to"])
+}
+
+/// What is acknowledged once the lane's consumer has its assignment is the lane's, whatever a coordinator of before
+/// sends after it. Returns how many such records there were.
+fn belongs_to_the_lane_from_its_assignment_on(plan: Plan, stale_cuts: bool) -> Result<usize> {
+    const RECORDS: usize = 200;
+    let local = plan.start()?;
+    create_topic(&local, TOPIC, PARTITIONS)?;
+    let (baseline, lane) = (local.bootstrap(0), lanes::create(&local, LANE)?);
+    let outside = consumer(Library::Confluent, &baseline)?;
+    let inside = consumer(Library::FranzGo, &lane)?;
+    for client in [&outside, &inside] {
+        until("all partitions", || Ok(client.wait_assigned()?.len() == PARTITIONS as usize))?;
+    }
+    let log = local.log();
+    let cuts: Vec<&str> = log.lines().filter(|line| line.contains("a stale cut was sent")).collect();
+    let accepted = cuts.iter().filter(|line| line.contains("\"accepted\":true")).count();
+    println!("at stake: {RECORDS} records, {} stale cuts, {accepted} of them accepted", cuts.len());
+    ensure!(!stale_cuts || cuts.len() >= PARTITIONS as usize, "no stale cut was sent");
+
+    let records: Vec<Record> = (0..RECORDS).map(numbered).collect();
+    let options = ["--linger", "20", "--idempotent"];
+    Library::FranzGo.produce_all(&baseline, TOPIC, &records, &options)?;
+    write_ends(&baseline, TOPIC, PARTITIONS, None, "end")?;
+    wait_ends(&[&outside], PARTITIONS, "end")?;
+    until("every record at one of the two", || {
+        Ok(inside.records().len() + outside.records().len() >= RECORDS + PARTITIONS as usize)
+    })?;
+    let (inside, outside) = (kill(inside)?, kill(outside)?);
+    let ids = |records: &[Record]| records.iter().map(Record::text).collect::<BTreeSet<_>>();
+    let (lanes, others): (Vec<Record>, Vec<Record>) =
+        records.into_iter().partition(|record| !record.headers.is_empty());
+    if let Some(id) = ids(&outside).intersection(&ids(&lanes)).next() {
+        bail!("{id} belongs to the lane, which had its assignment, and the baseline processed it");
+    }
+    ensure!(ids(&inside) == ids(&lanes), "the lane processed {:?}", ids(&inside));
+    ensure!(ids(&outside).is_superset(&ids(&others)), "the baseline processed {:?}", ids(&outside));
+    ensure!(!lanes.is_empty() && accepted == 0, "nothing was at stake, or a stale cut was accepted");
+    Ok(lanes.len())
+}
+
+#[test]
+fn what_comes_after_a_lane_has_its_assignment_is_the_lanes() -> Result<()> {
+    belongs_to_the_lane_from_its_assignment_on(Plan::one(), false).map(drop)
+}
+
+#[test]
+fn twin_without_lane_markers_gives_the_lanes_records_to_the_baseline() -> Result<()> {
+    let plan = Plan::one().environment("SEALANE_TEST_OFF", "lane-markers");
+    fails(belongs_to_the_lane_from_its_assignment_on(plan, false), &["belongs to the lane"])
+}
+
+#[test]
+fn a_cut_of_the_coordinator_of_before_changes_nothing() -> Result<()> {
+    let plan = Plan::one().environment("SEALANE_TEST_FAULT", "stale-cut");
+    belongs_to_the_lane_from_its_assignment_on(plan, true).map(drop)
+}
+
+#[test]
+fn twin_without_the_comparison_lets_a_stale_cut_close_a_lane() -> Result<()> {
+    let plan = Plan::one().environment("SEALANE_TEST_FAULT", "stale-cut");
+    let plan = plan.environment("SEALANE_TEST_OFF", "compare-and-append");
+    fails(belongs_to_the_lane_from_its_assignment_on(plan, true), &["belongs to the lane"])
 }
 
 /// The only consumer of a lane dies: after grace the baseline gets what comes, and what waited stays the lane's.
@@ -238,9 +303,11 @@ fn members_of(topic: &str, address: &str, in_lane: bool, members: usize) -> Resu
     (0..members).map(|_| library.start("consume", address, topic, &options)).collect()
 }
 
-/// A lane's consumer joins and leaves five times under load, beside a second lane of the same group that stays.
+/// A lane's consumer joins and leaves five times under load, and twice dies and is replaced within grace, beside a
+/// second lane of the same group that stays.
 #[test]
 fn a_lane_that_joins_and_leaves_five_times_under_load_loses_nothing() -> Result<()> {
+    const DEATHS: usize = 2;
     let mut local = Plan::one().start()?;
     create_topic(&local, TOPIC, PARTITIONS)?;
     let (baseline, lane) = (local.bootstrap(0), lanes::create(&local, LANE)?);
@@ -253,7 +320,12 @@ fn a_lane_that_joins_and_leaves_five_times_under_load_loses_nothing() -> Result<
     };
     let feed = Feed::start(Library::FranzGo, &baseline, TOPIC, PAUSE / 2, make)?;
     let mut inside = Vec::new();
-    for _ in 0..5 {
+    for round in 0..5 {
+        if round < DEATHS {
+            let dies = consumer(Library::Confluent, &lane)?;
+            dies.wait_records(5)?;
+            inside.push(kill(dies)?);
+        }
         inside.push(consume_and_leave(Library::FranzGo, &lane, 20)?);
         wait_state(&local, LANE, "closed")?;
         let gone = feed.acked();
@@ -278,9 +350,12 @@ fn a_lane_that_joins_and_leaves_five_times_under_load_loses_nothing() -> Result<
     let judged = judge(&logread::read(&local.region_dir(0), Some(TOPIC))?, TOPIC, GROUP, &sides)?;
     println!("at stake: {judged:?}");
     ensure!(judged.fallen_back > 0 && judged.deactivated >= 5, "nothing was at stake: {judged:?}");
-    for lane in [LANE, OTHER] {
-        ensure!(judged.repeated[&Some(lane.to_owned())] == 0, "it left properly: {judged:?}");
-    }
+    let repeated = |lane: &str| judged.repeated[&Some(lane.to_owned())];
+    // Each of the dead may have been given one record that it did not commit.
+    ensure!(
+        repeated(LANE) <= DEATHS && repeated(OTHER) == 0,
+        "who leaves properly repeats nothing: {judged:?}"
+    );
     Ok(())
 }
 

@@ -175,6 +175,9 @@ fn ppe_stays_in_its_lane(plan: Plan) -> Result<()> {
     ways += nothing_leaks(&local, 2, &written, 3)?;
     let (seen, _) = Library::KafkaPython.read_to_end(&ppe, TOPIC, &[])?;
     ensure!(texts(&seen) == written.ppe, "by assign() in the lane: {:?}", texts(&seen));
+    ensure!(local.stop()?.success(), "it does not stop cleanly");
+    local.start_again()?;
+    ways += nothing_leaks(&local, 1, &written, 4)?;
     ensure!(texts(&kill(inside)?) == written.ppe, "the lane's consumer got something else");
     println!("at stake: {} PPE records, {ways} ways to see them from outside", written.ppe.len());
     ensure!(!written.ppe.is_empty() && ways > 0);

@@ -1,420 +1,127 @@
-//! Lanes with real clients: who gets a record is a function of the record and the log, and a PPE record never leaks.
-//! Every record has an id; "exactly one of the two" is checked by id, not by count alone.
+//! Which headers name a lane, what becomes of a batch that mixes lanes, who may look at everything, and what the
+//! doctor finds. Real clients, through the lane-router. Who gets what while lanes come and go is `handover.rs`,
+//! what never leaks is `isolation.rs`.
 
-use std::collections::{BTreeMap, BTreeSet};
-use std::time::{Duration, Instant};
+use std::collections::BTreeSet;
+use std::process::Command;
 
-use anyhow::{Context, Result, bail, ensure};
-use e2e::clients::{Library, PATIENCE, Record, Running};
+use anyhow::{Result, ensure};
+use chassis::certs::CertificateDir;
+use e2e::clients::{Library, Record, Running};
+use e2e::lanes::{self, HEADER, kill, until, wait_ends, wait_state, write_ends};
 use e2e::process::{Local, Plan};
-use e2e::wire::{Conn, FetchPlan};
-use e2e::{dump, logread};
+use e2e::single::Single;
+use e2e::wire::{BatchHead, Conn, Put, Take, batch};
+use e2e::{peer, tools};
 
 const TOPIC: &str = "orders";
 const GROUP: &str = "shop";
+const LANE: &str = "boe-cart";
+const ENV: &str = "x-tt-env";
+const EXTRACTORS: &str = "sealane.lanes.extractors";
 
-/// A region with a topic that has lanes on.
-fn region(plan: Plan, partitions: i32) -> Result<Local> {
-    let local = plan.start()?;
-    Conn::open(local.bootstrap(0))?.create_topic(TOPIC, partitions, &[("sealane.lanes", "true")])?;
+/// A region with a topic of one partition that has lanes on.
+fn region(configs: &[(&str, &str)]) -> Result<Local> {
+    let local = Plan::one().start()?;
+    let configs: Vec<_> = configs.iter().copied().chain([("sealane.lanes", "true")]).collect();
+    Conn::open(local.bootstrap(0))?.create_topic(TOPIC, 1, &configs)?;
     Ok(local)
 }
 
-/// Makes a lane and returns the address of its workloads.
-fn lane(local: &Local, name: &str) -> Result<String> {
-    let row: serde_json::Value =
-        serde_json::from_str(&local.cli_ok(0, &["lane", "create", name, "--output", "json"])?)?;
-    Ok(row["address"].as_str().context("an address")?.to_owned())
-}
-
-/// A consumer of the group; every one has a client id of its own, as the documents ask for.
 fn consumer(address: &str, client_id: &str) -> Result<Running> {
     let options =
-        ["--group", GROUP, "--client-id", client_id, "--commit", "--session", "6000", "--seconds", "600"];
+        ["--group", GROUP, "--client-id", client_id, "--commit", "--session", "6000", "--seconds", "300"];
     Library::Confluent.start("consume", address, TOPIC, &options)
 }
 
-fn ids(consumer: &Running) -> Vec<String> {
-    consumer.records().iter().map(Record::text).collect()
+fn texts(records: &[Record]) -> BTreeSet<String> {
+    records.iter().map(Record::text).collect()
 }
 
-fn set(ids: &[String]) -> BTreeSet<String> {
-    ids.iter().cloned().collect()
+fn named(id: &str) -> Record {
+    Record { value: Some(id.as_bytes().to_vec()), ..Record::default() }.partition(0)
 }
 
-fn until(what: &str, mut done: impl FnMut() -> Result<bool>) -> Result<()> {
-    let end = Instant::now() + PATIENCE;
-    while !done()? {
-        ensure!(Instant::now() < end, "took too long: {what}");
-        std::thread::sleep(Duration::from_millis(100));
+/// What a lane and the baseline have to get.
+#[derive(Default)]
+struct Sides {
+    lane: BTreeSet<String>,
+    base: BTreeSet<String>,
+}
+
+impl Sides {
+    /// Produces a record with this header to an address; `in_lane` says whose it is.
+    fn write(&mut self, address: &str, id: &str, header: Option<(&str, &str)>, in_lane: bool) -> Result<()> {
+        let record = header.into_iter().fold(named(id), |record, (name, value)| record.header(name, value));
+        Library::Confluent.produce_all(address, TOPIC, &[record], &[])?;
+        let ids = if in_lane { &mut self.lane } else { &mut self.base };
+        ids.insert(id.to_owned());
+        Ok(())
     }
-    Ok(())
-}
-
-/// Waits until the lane's group holds `partitions` partitions by marker.
-fn wait_active(local: &Local, name: &str, partitions: usize) -> Result<()> {
-    until("the lane is active", || {
-        let status: serde_json::Value =
-            serde_json::from_str(&local.cli_ok(0, &["lane", "status", name, "--output", "json"])?)?;
-        let groups = status["groups"].as_array().cloned().unwrap_or_default();
-        Ok(groups.iter().filter(|group| group["state"] == "active").count() >= partitions)
-    })
-}
-
-fn plain(id: &str) -> Record {
-    Record { key: Some(id.as_bytes().to_vec()), value: Some(id.as_bytes().to_vec()), ..Record::default() }
-}
-
-fn of_lane(id: &str, lane: &str) -> Record {
-    plain(id).header("x-lane", lane)
 }
 
 #[test]
-fn header_values_are_judged_by_one_rule_and_every_record_goes_to_exactly_one_side() -> Result<()> {
-    let local = region(Plan::one(), 1)?;
-    let (boe, ppe) = (lane(&local, "boe")?, lane(&local, "ppe")?);
-    let (baseline, in_boe, in_ppe) = (
-        consumer(&local.bootstrap(0), "base")?,
-        consumer(&boe, "boe-reader")?,
-        consumer(&ppe, "ppe-reader")?,
+fn a_topic_that_goes_by_x_tt_env_alone_knows_no_x_lane_until_its_list_says_so() -> Result<()> {
+    let mut local = region(&[(EXTRACTORS, ENV)])?;
+    let (baseline, lane) = (local.bootstrap(0), lanes::create(&local, LANE)?);
+    let outside = consumer(&baseline, "outside")?;
+    let inside = consumer(&lane, "inside")?;
+    wait_state(&local, LANE, "active")?;
+    let mut sides = Sides::default();
+    sides.write(&baseline, "by-x-lane", Some((HEADER, LANE)), false)?;
+    sides.write(&baseline, "by-env", Some((ENV, LANE)), true)?;
+    // A lane's connection speaks the topic's language, and x-lane names nothing, so no other lane either.
+    sides.write(&lane, "stamped", None, true)?;
+    sides.write(&lane, "other-x-lane", Some((HEADER, "boe-other")), true)?;
+    let other = named("other-env").header(ENV, "boe-other");
+    let acks = Library::Confluent.produce(&lane, TOPIC, &[other], &["--seconds", "20"])?;
+    ensure!(acks.len() == 1 && acks[0].outcome.is_err(), "another lane's record was taken: {acks:?}");
+
+    let set =
+        |list: &str| local.cli(0, &["topic", "alter", TOPIC, "--config", &format!("{EXTRACTORS}={list}")]);
+    let refused = set("x-lane,cookie/lane")?;
+    let reason = String::from_utf8_lossy(&refused.stderr).into_owned();
+    ensure!(
+        !refused.status.success() && reason.contains("\"cookie/lane\"") && reason.contains("baggage/KEY"),
+        "{reason}"
     );
-    wait_active(&local, "boe", 1)?;
-    wait_active(&local, "ppe", 1)?;
-    baseline.wait_assigned()?;
-    let mut tombstone = of_lane("tombstone", "boe");
-    tombstone.value = None;
-    let mut null_value = plain("null");
-    null_value.headers.push(("x-lane".to_owned(), None));
-    let mut many = plain("many");
-    for n in 0..5 {
-        many = many.header(&format!("h{n}"), "v");
+    let described = local.cli_ok(0, &["topic", "describe", TOPIC])?;
+    ensure!(described.contains(&format!("{EXTRACTORS}  {ENV}")), "{described}");
+    ensure!(set("baggage/lane,x-lane")?.status.success(), "the list cannot be changed");
+    sides.write(&baseline, "by-env-later", Some((ENV, LANE)), false)?;
+    sides.write(&baseline, "by-x-lane-later", Some((HEADER, LANE)), true)?;
+    sides.write(&lane, "stamped-later", Some(("baggage", "user=7")), true)?;
+    for (address, id, in_lane) in [(&lane, "lane-end", true), (&baseline, "end", false)] {
+        sides.write(address, id, None, in_lane)?;
     }
-    // (record, who gets it: b baseline, l lane boe, p lane ppe)
-    let cases = [
-        (of_lane("capitals", "BOE"), 'b'),
-        (of_lane("exact", "boe"), 'l'),
-        (of_lane("spaces", " boe "), 'l'),
-        (of_lane("newline", "boe\n"), 'l'),
-        (of_lane("comma", "boe,ppe"), 'b'),
-        (of_lane("ppe", "ppe"), 'p'),
-        (of_lane("unknown", "xyz"), 'b'),
-        (of_lane("empty", ""), 'b'),
-        (of_lane("prod", "prod"), 'b'),
-        (plain("other-case").header("X-Lane", "boe"), 'l'),
-        (plain("baggage").header("baggage", "a=1,lane=boe"), 'l'),
-        (plain("none"), 'b'),
-        (null_value, 'b'),
-        (of_lane("last-wins", "ppe").header("x-lane", "boe"), 'l'),
-        (of_lane("twice", "boe").header("x-lane", "boe"), 'l'),
-        (many.header("x-lane", "boe"), 'l'),
-        (of_lane("class-is-in-the-name", "ppe-nobody"), '-'),
-    ];
-    let records: Vec<Record> = cases.iter().map(|(record, _)| record.clone()).collect();
-    Library::Confluent.produce_all(&local.bootstrap(0), TOPIC, &records, &[])?;
-    Library::Confluent.produce_all(&local.bootstrap(0), TOPIC, &[tombstone], &[])?;
-    let tail: Vec<Record> = (0..10).map(|n| plain(&format!("tail-{n}"))).collect();
-    Library::Confluent.produce_all(&local.bootstrap(0), TOPIC, &tail, &[])?;
-    let wanted = |side: char| -> BTreeSet<String> {
-        cases.iter().filter(|(_, who)| *who == side).map(|(record, _)| record.text()).collect()
-    };
-    let mut base = wanted('b');
-    base.extend((0..10).map(|n| format!("tail-{n}")));
-    let lane_count = wanted('l').len() + 1;
-    baseline.wait_records(base.len())?;
-    in_boe.wait_records(lane_count)?;
-    in_ppe.wait_records(1)?;
-    ensure!(set(&ids(&baseline)) == base, "baseline: {:?}", ids(&baseline));
-    let tombstones = in_boe.records().iter().filter(|record| record.value.is_none()).count();
-    ensure!(tombstones == 1, "the tombstone lost its lane or its null");
-    let mut lane_ids = set(&ids(&in_boe));
-    lane_ids.remove("");
-    ensure!(lane_ids == wanted('l'), "lane boe: {:?}", ids(&in_boe));
-    ensure!(set(&ids(&in_ppe)) == wanted('p'), "lane ppe: {:?}", ids(&in_ppe));
-    Ok(())
-}
-
-#[test]
-fn a_lane_consumer_that_comes_and_goes_under_load_shares_every_record_exactly() -> Result<()> {
-    for partitions in [1, 2] {
-        let mut local = region(Plan::one(), partitions)?;
-        let address = lane(&local, "boe-cart")?;
-        let baseline = consumer(&local.bootstrap(0), "base")?;
-        baseline.wait_assigned()?;
-        let mut lane_ids = Vec::new();
-        let mut written = BTreeMap::new();
-        let mut write = |local: &Local, count: usize| -> Result<()> {
-            let from = written.len();
-            let records: Vec<Record> = (from..from + count)
-                .map(|n| match n % 2 {
-                    0 => plain(&format!("b{n}")),
-                    _ => of_lane(&format!("l{n}"), "boe-cart"),
-                })
-                .collect();
-            Library::Confluent.produce_all(&local.bootstrap(0), TOPIC, &records, &["--linger", "0"])?;
-            written.extend((from..from + count).map(|n| (n, n % 2 == 1)));
-            Ok(())
-        };
-        for round in 0..5 {
-            write(&local, 20)?;
-            let mut in_lane = consumer(&address, &format!("lane-{round}"))?;
-            // Half of the visits write before they know whether they are active: the log decides all the same.
-            if round % 2 == 0 {
-                wait_active(&local, "boe-cart", partitions as usize)?;
-            }
-            write(&local, 20)?;
-            in_lane.wait_assigned()?;
-            std::thread::sleep(Duration::from_millis(300));
-            in_lane.kill();
-            lane_ids.extend(ids(&in_lane));
-        }
-        // The last visitor takes what the lane owns and had not been read.
-        let last = consumer(&address, "lane-last")?;
-        wait_active(&local, "boe-cart", partitions as usize)?;
-        write(&local, 10)?;
-        let all: BTreeSet<String> =
-            written.iter().map(|(n, lane)| format!("{}{n}", if *lane { 'l' } else { 'b' })).collect();
-        let waited = until("every record at one of the two", || {
-            let mut seen = set(&ids(&baseline));
-            seen.extend(lane_ids.iter().cloned());
-            seen.extend(ids(&last));
-            Ok(seen == all)
-        });
-        let mut lane_seen = set(&lane_ids);
-        lane_seen.extend(ids(&last));
-        let base_seen = set(&ids(&baseline));
-        if let Err(error) = waited {
-            let missing: Vec<_> =
-                all.iter().filter(|id| !base_seen.contains(*id) && !lane_seen.contains(*id)).collect();
-            bail!("{error:#}; missing {missing:?}");
-        }
-        let both: Vec<_> = base_seen.intersection(&lane_seen).collect();
-        ensure!(both.is_empty(), "{partitions} partitions: processed by both: {both:?}");
-        ensure!(
-            lane_seen.iter().all(|id| id.starts_with('l')),
-            "the lane got baseline records: {lane_seen:?}"
-        );
-        ensure!(
-            !lane_seen.is_empty() && base_seen.iter().any(|id| id.starts_with('l')),
-            "nothing changed sides"
-        );
-        drop((baseline, last));
-        local.stop()?;
-        let log = logread::read(&local.region_dir(0), Some(TOPIC))?;
-        let markers = (log.markers(TOPIC, "activate"), log.markers(TOPIC, "deactivate"));
-        println!("{partitions} partitions: {} records, markers {markers:?}", written.len());
-        ensure!(markers.0 > 0, "no marker was written");
-    }
-    Ok(())
-}
-
-#[test]
-fn an_idle_lane_has_no_lag_and_a_lagging_baseline_gets_only_its_own() -> Result<()> {
-    const GROUPS: &str = "org.apache.kafka.tools.consumer.group.ConsumerGroupCommand";
-    let local = region(Plan::one(), 1)?;
-    let address = lane(&local, "boe-idle")?;
-    let mut in_lane = consumer(&address, "idle")?;
-    wait_active(&local, "boe-idle", 1)?;
-    let records: Vec<Record> = (0..1_000).map(|n| plain(&format!("b{n}"))).collect();
-    Library::Confluent.produce_all(&local.bootstrap(0), TOPIC, &records, &[])?;
-    Library::Confluent.produce_all(&local.bootstrap(0), TOPIC, &[of_lane("l0", "boe-idle")], &[])?;
-    in_lane.wait_records(1)?;
-    ensure!(ids(&in_lane) == ["l0"], "the lane: {:?}", ids(&in_lane));
-    until("a lag of 0 in the lane", || {
-        let mut tool = e2e::peer::tool(GROUPS)?;
-        tool.args(["--bootstrap-server", &address, "--describe", "--group", GROUP]);
-        let described = e2e::peer::run(&mut tool)?;
-        let row = described.lines().find(|line| line.split_whitespace().nth(1) == Some(TOPIC));
-        Ok(row.is_some_and(|row| row.split_whitespace().nth(5) == Some("0")))
+    until("both ends", || {
+        Ok(texts(&inside.records()).contains("lane-end") && texts(&outside.records()).contains("end"))
     })?;
-    // Dies, and is back within grace: nothing changes hands.
-    in_lane.kill();
-    let back = consumer(&address, "idle-again")?;
-    back.wait_assigned()?;
-    Library::Confluent.produce_all(&local.bootstrap(0), TOPIC, &[of_lane("l1", "boe-idle")], &[])?;
-    back.wait_records(1)?;
-    ensure!(set(&ids(&back)).contains("l1"), "{:?}", ids(&back));
-    // The baseline comes late, reads from the start, and sees none of the lane's records.
-    let baseline = consumer(&local.bootstrap(0), "late")?;
-    baseline.wait_records(1_000)?;
-    Library::Confluent.produce_all(&local.bootstrap(0), TOPIC, &[plain("end")], &[])?;
-    baseline.wait_records(1_001)?;
-    ensure!(ids(&baseline).iter().all(|id| !id.starts_with('l')), "the baseline got lane records");
-    Ok(())
-}
+    let stamp = |id: &str| inside.records().into_iter().find(|r| r.text() == id).map(|r| r.headers);
+    let header = |name: &str, value: &str| named("").header(name, value).headers;
+    ensure!(stamp("stamped") == Some(header(ENV, LANE)), "{:?}", stamp("stamped"));
+    let both = [header("baggage", "user=7"), header("baggage", "user=7,lane=boe-cart")].concat();
+    ensure!(stamp("stamped-later") == Some(both), "{:?}", stamp("stamped-later"));
+    let (inside, outside) = (texts(&kill(inside)?), texts(&kill(outside)?));
+    ensure!(inside == sides.lane, "the lane got {inside:?}");
+    ensure!(outside == sides.base, "the baseline got {outside:?}");
 
-/// Everything that a reader without a lane can do to see `orders`; the ids it saw.
-fn seen_outside(local: &Local, lane_client_id: &str) -> Result<BTreeSet<String>> {
-    let address = local.bootstrap(0);
-    let mut seen = BTreeSet::new();
-    // Raw Fetch, outside of any group.
-    let mut raw = Conn::open(&address)?;
-    let mut bytes = Vec::new();
-    for partition in 0..2 {
-        let end = raw.end_offset(TOPIC, partition)?;
-        for from in 0..end {
-            let from = [(partition, from)];
-            let plan = FetchPlan { max_wait_ms: 100, ..FetchPlan::now(TOPIC, &from) };
-            bytes.extend(raw.fetch(plan)?.into_iter().flat_map(|(_, part)| part.records));
-        }
-    }
-    let text = String::from_utf8_lossy(&bytes).into_owned();
-    seen.extend(text.match_indices("secret").map(|(at, _)| format!("raw fetch: {}", &text[at..at + 6])));
-    // assign(), a group, and a group under the client id of the lane's own consumer.
-    let readers = [
-        vec!["--until-end", "--seconds", "60"],
-        vec!["--until-end", "--seconds", "60", "--group", "stranger", "--client-id", "stranger"],
-        vec!["--until-end", "--seconds", "60", "--group", GROUP, "--client-id", "base"],
-        // Where two groups cannot be told apart one of them may get nowhere: it is given a moment only.
-        vec!["--seconds", "4", "--group", "thief", "--client-id", lane_client_id],
-    ];
-    for options in readers {
-        let mut reader = Library::Confluent.start("consume", &address, TOPIC, &options)?;
-        reader.wait_end(PATIENCE)?;
-        seen.extend(ids(&reader).into_iter().map(|id| format!("{options:?}: {id}")));
-    }
-    Ok(seen)
-}
-
-/// PPE records and baseline ones in turn, a PPE consumer in its lane, and every way to look from outside.
-fn ppe_run(plan: Plan) -> Result<(Local, Running)> {
-    let local = region(plan, 2)?;
-    let address = lane(&local, "ppe-next")?;
-    let in_lane = consumer(&address, "ppe-reader")?;
-    wait_active(&local, "ppe-next", 2)?;
-    let mut records = Vec::new();
-    for n in 0..20 {
-        records.push(plain(&format!("open-{n}")).partition(n % 2));
-        records.push(of_lane(&format!("secret-{n}"), "ppe-next").partition(n % 2));
-        // Held although nobody will ever read it.
-        records.push(of_lane(&format!("secret-{n}"), "ppe-nobody").partition(n % 2));
-    }
-    for codec in ["none", "zstd"] {
-        let options = ["--codec", codec, "--linger", "50"];
-        Library::Confluent.produce_all(&local.bootstrap(0), TOPIC, &records, &options)?;
-    }
-    Ok((local, in_lane))
-}
-
-#[test]
-fn a_ppe_record_is_never_seen_outside_its_lane() -> Result<()> {
-    let (mut local, in_lane) = ppe_run(Plan::one())?;
-    in_lane.wait_records(40)?;
-    ensure!(ids(&in_lane).iter().all(|id| id.starts_with("secret")), "the lane got others' records");
-    judge_outside(&local)?;
-    drop(in_lane);
-    local.stop()?;
-    local.start_again()?;
-    judge_outside(&local)?;
+    // After a death each record still is what the list of its time says.
     local.kill()?;
     local.start_again()?;
-    judge_outside(&local)
-}
-
-fn judge_outside(local: &Local) -> Result<()> {
-    let seen = seen_outside(local, "ppe-reader")?;
-    let leaked: Vec<_> = seen.iter().filter(|id| id.contains("secret")).collect();
-    ensure!(leaked.is_empty(), "seen outside of the lane: {leaked:?}");
-    ensure!(seen.iter().any(|id| id.contains("open")), "nothing was seen at all: {seen:?}");
+    let (whole, _) = Library::KafkaPython.read_to_end(&lane, TOPIC, &[])?;
+    ensure!(texts(&whole) == sides.lane, "after a restart the lane reads {:?}", texts(&whole));
+    let (others, _) = Library::KafkaPython.read_to_end(&baseline, TOPIC, &[])?;
+    ensure!(texts(&others) == sides.base, "after a restart the baseline reads {:?}", texts(&others));
     Ok(())
-}
-
-#[test]
-fn twin_without_the_view_filter_leaks() -> Result<()> {
-    let (local, _in_lane) = ppe_run(Plan::one().environment("SEALANE_TEST_OFF", "view-filter"))?;
-    let seen = seen_outside(&local, "ppe-reader")?;
-    ensure!(seen.iter().any(|id| id.contains("secret")), "the filter is off and nobody notices: {seen:?}");
-    Ok(())
-}
-
-#[test]
-fn a_lanes_connection_stamps_what_carries_no_lane_and_refuses_another_one() -> Result<()> {
-    let local = region(Plan::one(), 1)?;
-    let address = lane(&local, "boe-cart")?;
-    let in_lane = consumer(&address, "lane")?;
-    wait_active(&local, "boe-cart", 1)?;
-    for codec in ["none", "gzip", "snappy", "lz4", "zstd"] {
-        let options = ["--codec", codec, "--idempotent"];
-        Library::Confluent.produce_all(&address, TOPIC, &[plain(&format!("stamped-{codec}"))], &options)?;
-    }
-    let read = in_lane.wait_records(5)?;
-    for record in &read {
-        let stamp = [("x-lane".to_owned(), Some(b"boe-cart".to_vec()))];
-        ensure!(record.headers == stamp, "{record:?}");
-    }
-    let acks = Library::Confluent.produce(
-        &address,
-        TOPIC,
-        &[of_lane("other", "boe-other")],
-        &["--seconds", "20"],
-    )?;
-    ensure!(acks.iter().all(|ack| ack.outcome.is_err()), "another lane's record was taken: {acks:?}");
-    Ok(())
-}
-
-/// A topic whose log holds lane markers between its records and at its end.
-fn marked_region() -> Result<Local> {
-    let local = region(Plan::one(), 1)?;
-    let address = lane(&local, "boe-cart")?;
-    for n in 0..4 {
-        Library::Confluent.produce_all(&local.bootstrap(0), TOPIC, &[plain(&format!("b{n}"))], &[])?;
-        let options = ["--group", GROUP, "--client-id", "visitor", "--seconds", "1"];
-        let mut visitor = Library::Confluent.start("consume", &address, TOPIC, &options)?;
-        wait_active(&local, "boe-cart", 1)?;
-        visitor.wait_end(PATIENCE)?;
-        until("the lane's end in the log", || {
-            let status = local.cli_ok(0, &["lane", "status", "boe-cart", "--output", "json"])?;
-            Ok(status.contains("\"closed\""))
-        })?;
-    }
-    Ok(local)
-}
-
-#[test]
-fn a_topic_with_lane_markers_is_read_clean_and_without_lag_by_every_client() -> Result<()> {
-    const GROUPS: &str = "org.apache.kafka.tools.consumer.group.ConsumerGroupCommand";
-    let mut local = marked_region()?;
-    let address = local.bootstrap(0);
-    let mut groups = Vec::new();
-    for library in Library::ALL {
-        for isolation in ["read_uncommitted", "read_committed"] {
-            let group = format!("all-{}-{isolation}", library.name());
-            let options = ["--group", &group, "--client-id", &group, "--commit", "--isolation", isolation];
-            let read = library.consume(&address, TOPIC, 4, &options)?;
-            let texts: Vec<String> = read.iter().map(Record::text).collect();
-            ensure!(texts == ["b0", "b1", "b2", "b3"], "{}: {texts:?}", library.name());
-            groups.push(group);
-        }
-    }
-    let mut java = e2e::peer::tool("org.apache.kafka.tools.consumer.ConsoleConsumer")?;
-    java.args(["--bootstrap-server", &address, "--topic", TOPIC, "--group", "all-java", "--from-beginning"]);
-    java.args(["--max-messages", "4", "--command-property", "isolation.level=read_committed"]);
-    ensure!(e2e::peer::run(&mut java)? == "b0\nb1\nb2\nb3\n", "the Java client reads something else");
-    groups.push("all-java".to_owned());
-    let mut tool = e2e::peer::tool(GROUPS)?;
-    tool.args(["--bootstrap-server", &address, "--describe", "--all-groups"]);
-    let described = e2e::peer::run(&mut tool)?;
-    for group in &groups {
-        let row = described.lines().map(|line| line.split_whitespace().collect::<Vec<_>>());
-        let row = row.into_iter().find(|row| row.first() == Some(&group.as_str())).context("a row")?;
-        ensure!(row[5] == "0", "{group} lags: {row:?}");
-    }
-    local.stop()?;
-    let log = logread::read(&local.region_dir(0), Some(TOPIC))?;
-    let markers = log.markers(TOPIC, "activate") + log.markers(TOPIC, "deactivate");
-    ensure!(markers >= 8, "the topic holds {markers} lane markers");
-    let end = log.partitions.iter().map(|partition| partition.end).max();
-    let last = log.records.iter().map(|logged| logged.offset).max();
-    ensure!(end > last.map(|last| last + 1), "the log does not end in a marker");
-    dump::judge(&local.region_dir(0)).map(drop)
 }
 
 #[test]
 fn a_batch_that_mixes_lanes_is_taken_apart_without_a_change_to_any_record() -> Result<()> {
-    let local = region(Plan::one(), 1)?;
-    let address = lane(&local, "boe-cart")?;
-    let baseline = consumer(&local.bootstrap(0), "base")?;
-    let in_lane = consumer(&address, "lane")?;
-    wait_active(&local, "boe-cart", 1)?;
+    let local = region(&[])?;
+    let lane = lanes::create(&local, LANE)?;
+    let (baseline, in_lane) = (consumer(&local.bootstrap(0), "base")?, consumer(&lane, "lane")?);
+    wait_state(&local, LANE, "active")?;
     baseline.wait_assigned()?;
     let list = [("b", Some("1")), ("a", None), ("a", Some("")), ("a", Some("2")), ("b", Some("1"))];
     let odd = |n: usize| {
@@ -431,7 +138,7 @@ fn a_batch_that_mixes_lanes_is_taken_apart_without_a_change_to_any_record() -> R
     let mut sent = Vec::new();
     for codec in ["none", "gzip", "snappy", "lz4", "zstd"] {
         let records: Vec<Record> = (0..12)
-            .map(|n| if n % 2 == 0 { odd(n) } else { odd(n).header("x-lane", "boe-cart") })
+            .map(|n| if n % 2 == 0 { odd(n) } else { odd(n).header(HEADER, LANE) })
             .map(|record| Record { timestamp: Some(1_700_000_000_123), ..record }.partition(0))
             .collect();
         let options = ["--codec", codec, "--linger", "500"];
@@ -448,5 +155,115 @@ fn a_batch_that_mixes_lanes_is_taken_apart_without_a_change_to_any_record() -> R
             ensure!(one.timestamp == other.timestamp, "a timestamp changed: {other:?}");
         }
     }
+    Ok(())
+}
+
+/// A record of no lane, of a BOE lane, and of a PPE lane that nobody can enter.
+fn write_one_of_each(address: &str) -> Result<BTreeSet<String>> {
+    let mut conn = Conn::open(address)?;
+    conn.create_topic(TOPIC, 1, &[("sealane.lanes", "true")])?;
+    let records = [named("base"), named("boe").header(HEADER, LANE), named("ppe").header(HEADER, "ppe-next")];
+    ensure!(conn.produce(TOPIC, 0, &batch(&records, BatchHead::default()))?.0 == 0);
+    Ok(texts(&records))
+}
+
+#[test]
+fn a_raw_listener_shows_everything_to_its_readers_and_says_so_at_the_start() -> Result<()> {
+    let certificates = tempfile::tempdir()?;
+    let authority = CertificateDir::open(certificates.path())?;
+    let server = authority.leaf("broker", &["localhost", "127.0.0.1"])?;
+    let mut port = 0;
+    let broker = Single::with_listeners("", |free| {
+        port = free;
+        let (pem, ca) = (&server.cert, certificates.path().join("ca.crt"));
+        Ok(format!(
+            "[[listeners]]\nname = \"audit\"\nbind = \"127.0.0.1:{port}\"\nadvertised = \"localhost:{port}\"\n\
+             client_auth = \"required\"\nview = \"raw\"\nraw_readers = [\"auditor\"]\n\
+             [listeners.tls]\ncert = {pem:?}\nkey = {pem:?}\nca = {ca:?}\n",
+        ))
+    })?;
+    let all = write_one_of_each(&broker.bootstrap())?;
+    let kcat = |name: &str, what: &[&str]| -> Result<BTreeSet<String>> {
+        let pem = authority.leaf(name, &[])?.cert;
+        let mut kcat = Command::new(tools::kcat()?);
+        kcat.args(["-b", &format!("localhost:{port}"), "-X", "security.protocol=ssl"]).args(what);
+        let ca = certificates.path().join("ca.crt");
+        for (key, path) in
+            [("ssl.ca.location", &ca), ("ssl.certificate.location", &pem), ("ssl.key.location", &pem)]
+        {
+            kcat.args(["-X", &format!("{key}={}", path.display())]);
+        }
+        Ok(peer::run(&mut kcat)?.lines().map(str::to_owned).collect())
+    };
+    let raw = kcat("auditor", &["-C", "-t", TOPIC, "-p", "0", "-o", "beginning", "-e", "-q"])?;
+    ensure!(raw == all, "the auditor reads {raw:?}");
+    ensure!(kcat("somebody", &["-L", "-m", "10"]).is_err(), "somebody is let in");
+    let (plain, _) = Library::Confluent.read_to_end(&broker.bootstrap(), TOPIC, &[])?;
+    ensure!(texts(&plain) == BTreeSet::from(["base".to_owned()]), "{:?}", texts(&plain));
+    let log = broker.log();
+    let warned = log.lines().any(|line| {
+        line.contains("WARN") && line.contains("audit") && line.contains("auditor") && line.contains("PPE")
+    });
+    ensure!(warned, "no warning names the raw listener: {log}");
+    ensure!(log.contains("it is not in raw_readers"), "no word of who was refused: {log}");
+    Ok(())
+}
+
+/// OffsetCommit 2 of somebody who is no member.
+fn commit_alone(address: &str, group: &str) -> Result<()> {
+    const OFFSET_COMMIT: i16 = 8;
+    let mut body = Put::default();
+    body.string(Some(group)).i32(-1).string(Some("")).i64(-1);
+    body.i32(1).string(Some(TOPIC)).i32(1).i32(0).i64(1).string(Some(""));
+    let answer = Conn::open(address)?.call(OFFSET_COMMIT, 2, &body.0)?;
+    let mut take = Take::new(&answer);
+    ensure!(take.i32()? == 1, "one topic");
+    take.string()?;
+    ensure!((take.i32()?, take.i32()?, take.i16()?) == (1, 0, 0), "the commit is refused");
+    Ok(())
+}
+
+#[test]
+fn the_doctor_finds_who_bypasses_a_group_and_whose_consumers_are_alike() -> Result<()> {
+    let local = region(&[])?;
+    let baseline = local.bootstrap(0);
+    let lane = lanes::create(&local, LANE)?;
+    let healthy = consumer(&lane, "own")?;
+    wait_state(&local, LANE, "active")?;
+    let found = local.cli_ok(0, &["lane", "doctor"])?;
+    ensure!(found == "nothing found on 1 topic with lanes\n", "{found}");
+
+    let twins: Vec<Running> = ["twin-a", "twin-b"]
+        .into_iter()
+        .map(|group| {
+            let options = ["--group", group, "--client-id", "same", "--seconds", "300"];
+            Library::Confluent.start("consume", &baseline, TOPIC, &options)
+        })
+        .collect::<Result<_>>()?;
+    twins.iter().try_for_each(|twin| twin.wait_assigned().map(drop))?;
+    write_ends(&baseline, TOPIC, 1, None, "end")?;
+    for twin in &twins {
+        wait_ends(&[twin], 1, "end")?;
+    }
+    // A consumer of assign() that keeps its position in a group of which nobody is a member.
+    commit_alone(&baseline, "flink")?;
+    Library::KafkaPython.read_to_end(&baseline, TOPIC, &["--client-id", "no-group"])?;
+
+    let printed = local.cli_ok(0, &["lane", "doctor", "--output", "json"])?;
+    let found: serde_json::Value = serde_json::from_str(&printed)?;
+    let bypassing = &found["bypassing_groups"];
+    ensure!(
+        bypassing[0]["group"] == "flink" && bypassing.as_array().is_some_and(|b| b.len() == 1),
+        "{printed}"
+    );
+    ensure!(found["readers_without_group"][0]["client_id"] == "no-group", "{printed}");
+    let alike = &found["groups_of_one_client_id"];
+    ensure!(alike[0]["groups"] == serde_json::json!(["twin-a", "twin-b"]), "{printed}");
+    ensure!(alike[0]["same_host"] == true && alike[0]["stops"] == false, "{printed}");
+    let told = local.cli_ok(0, &["lane", "doctor"])?;
+    for name in ["flink", "no-group", "twin-a", "give each consumer its own"] {
+        ensure!(told.contains(name), "{told}");
+    }
+    drop(healthy);
     Ok(())
 }

@@ -92,6 +92,7 @@ pub fn name(key: i16) -> &'static str {
         10_003 => "MirrorVectors",
         10_004 => "MirrorReport",
         10_005 => "MirrorNotes",
+        10_006 => "MirrorLinks",
         _ => advertised(key).map_or("Unknown", |range| range.name),
     }
 }

@@ -7,7 +7,13 @@
 //! Origin offsets are the offsets that a record has in the region where it was produced. Batches
 //! travel here exactly as the origin's log holds them: its offsets, its leader epoch, its CRC.
 
+mod links;
+
 use bytes::{BufMut, Bytes, BytesMut};
+
+pub use links::{
+    Congestion, LinkPolicy, LinksAnswer, LinksRequest, PATTERNS_MAX, PatternError, TopicPattern,
+};
 
 use crate::error::ErrorCode;
 use crate::names::{RegionId, RegionName, TopicId, TopicName};
@@ -20,9 +26,10 @@ pub const MIRROR_APPEND: i16 = 10002;
 pub const MIRROR_VECTORS: i16 = 10003;
 pub const MIRROR_REPORT: i16 = 10004;
 pub const MIRROR_NOTES: i16 = 10005;
+pub const MIRROR_LINKS: i16 = 10006;
 
 /// Every private key, for the broker's dispatch.
-pub const KEYS: std::ops::RangeInclusive<i16> = MIRROR_TOPICS..=MIRROR_NOTES;
+pub const KEYS: std::ops::RangeInclusive<i16> = MIRROR_TOPICS..=MIRROR_LINKS;
 
 /// The version of every private message so far.
 pub const VERSION: i16 = 0;
@@ -394,6 +401,8 @@ pub enum NoteKind {
     Reset = 4,
     /// Configurations differ.
     Drift = 5,
+    /// A topic was deleted here because the peer's was. `incarnation` is the one that was deleted.
+    Deletion = 6,
 }
 
 // ---- bytes ----
@@ -421,7 +430,7 @@ macro_rules! byte_enum {
 
 byte_enum!(LinkState: Connecting, Active, Lagging, Paused, Faulted);
 byte_enum!(Direction: Out, In);
-byte_enum!(NoteKind: Linked, Skip, Gap, Quarantine, Reset, Drift);
+byte_enum!(NoteKind: Linked, Skip, Gap, Quarantine, Reset, Drift, Deletion);
 
 pub fn put_error(out: &mut BytesMut, error: ErrorCode) {
     out.put_i16(error.code());
@@ -722,8 +731,24 @@ impl Message for AppendRequest {
     }
 }
 
-impl Message for Unit {
-    fn write(&self, out: &mut BytesMut) {
+impl AppendRequest {
+    /// The bytes of [`Message::encode`] in pieces, the batches among them not copied.
+    pub fn pieces(&self) -> Vec<Bytes> {
+        let mut pieces = Vec::with_capacity(2 * self.units.len() + 1);
+        let mut head = BytesMut::new();
+        head.array(&self.units, |head, unit| {
+            unit.write_head(head);
+            head.put_u32(u32::try_from(unit.batches.len()).expect("a field is far below 4 GiB"));
+            pieces.extend([head.split().freeze(), unit.batches.clone()]);
+        });
+        pieces.push(head.freeze());
+        pieces
+    }
+}
+
+impl Unit {
+    /// All but the batches, which are its last field.
+    fn write_head(&self, out: &mut BytesMut) {
         out.text(self.topic.as_str());
         out.put_i32(self.partition.0);
         out.uuid(self.id.0);
@@ -732,6 +757,12 @@ impl Message for Unit {
         out.put_i64(self.first.0);
         put_extractors(out, self.extractors.as_ref());
         out.flag(self.last_rewritten);
+    }
+}
+
+impl Message for Unit {
+    fn write(&self, out: &mut BytesMut) {
+        self.write_head(out);
         out.bytes(&self.batches);
     }
 
@@ -1144,7 +1175,9 @@ mod tests {
             units in proptest::collection::vec(unit(), 0..4),
             outcomes in proptest::collection::vec(append_outcome(), 0..4),
         ) {
-            survives(AppendRequest { units });
+            let request = AppendRequest { units };
+            prop_assert_eq!(request.pieces().concat(), request.encode());
+            survives(request);
             survives(AppendAnswer { error: ErrorCode::None, outcomes });
         }
 

@@ -1,6 +1,6 @@
 //! Configuration of a lane-router: how to reach the broker, and where it listens.
 
-use chassis::tls::TlsFiles;
+use chassis::tls::{ClientAuth, TlsFiles};
 
 chassis::config! {
     /// A lane-router: the entry of a lane's workloads.
@@ -21,6 +21,16 @@ chassis::config! {
         pub bind: String = "127.0.0.1:9093".to_owned(),
         /// Address that the listeners of lanes are bound to; their ports come from the control service.
         pub lane_bind_host: String = "127.0.0.1".to_owned(),
+        /// Certificate and key that clients are shown, on every listener; plain text when not set. Its `ca`
+        /// signs the certificates of clients.
+        pub client_tls: Option<TlsFiles> => nested,
+        /// Whether clients must show a certificate: none, optional or required. A certificate whose
+        /// alternative names hold `sealane://lane/NAME`, `spiffe://DOMAIN/.../lane/NAME` or a host name
+        /// below `lane_domain` puts its owner into that lane.
+        pub client_auth: ClientAuth = ClientAuth::None,
+        /// Domain of lanes: a client that connects to `NAME.lane_domain` by TLS is in lane NAME, on any
+        /// port of the router. Empty for none.
+        pub lane_domain: String = String::new(),
         /// Host that clients are told to connect to. If it is wrong, clients reach the bootstrap address
         /// and then nothing else.
         pub advertised_host: String = "127.0.0.1".to_owned(),

@@ -1,12 +1,13 @@
 //! The entry to a lane: a Kafka-aware proxy that names a connection's lane.
 //!
-//! It stamps what is produced, appends the lane to group ids and transactional ids, and tells clients
-//! its own address instead of the broker's. Every other frame passes as bytes; answers leave in request
-//! order. It decides nothing about who owns a record: the partition's owner does. Holds no state that a
-//! restart would lose.
+//! It appends the lane to client ids, group ids and transactional ids, and tells clients its own address
+//! instead of the broker's. Every other frame passes as bytes; answers leave in request order. It decides
+//! nothing about who owns a record, and puts no lane into one: the partition's owner does. Holds no state
+//! that a restart would lose.
 
 mod config;
 mod directory;
+mod entry;
 mod produce;
 mod rewrite;
 mod service;

@@ -1,220 +1,82 @@
-//! Produce in a lane: every record is put into the connection's lane, or the partition is refused.
+//! Produce in a lane: only the transactional id is renamed. Which lane the records are in is said by the
+//! client id, and the partition's owner puts them into it: it knows the list that reads their headers.
 //!
-//! A refused partition is answered here with INVALID_RECORD and its record errors; the rest of the
-//! request goes on and the two answers become one. A batch that needs nothing goes on as it came.
+//! Record bytes are neither copied nor looked at.
 
 use bytes::{BufMut, Bytes, BytesMut};
-use kafka::messages::produce_response::{
-    BatchIndexAndErrorMessage, PartitionProduceResponse, TopicProduceResponse,
-};
-use kafka::messages::{ProduceResponse as ColdResponse, TopicName};
-use kafka::produce::{
-    ProducePartition, ProduceRequest, ProduceResponse, ProduceTopic, ProducedPartition, ProducedTopic,
-    RecordError, VERSION_MIN,
-};
-use kafka::{Batch, ErrorCode, StrBytes, cold};
-use lane_core::batch::{StampError, stamp};
-use lane_core::{Extractors, Lane};
+use kafka::messages::ProduceResponse;
+use kafka::produce::{ProduceRequest, VERSION_MIN};
+use kafka::{DecodeError, cold};
+use lane_core::Lane;
 
-use crate::rewrite::{Plan, Request, suffixed};
-
-/// A partition that is not sent on.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct RefusedPartition {
-    topic: StrBytes,
-    answer: ProducedPartition,
-}
+use crate::rewrite::{Place, Plan, Request, suffixed};
 
 const FLEXIBLE: i16 = 9;
+/// From here on an answer may name brokers by their addresses (KIP-951).
+const ENDPOINTS_SINCE: i16 = 10;
 
-/// Stamps a request.
-pub fn request(lane: &Lane, version: i16, body: Bytes) -> Result<Request, kafka::DecodeError> {
+pub fn request(lane: &Lane, version: i16, body: Bytes) -> Result<Request, DecodeError> {
     if version < VERSION_MIN {
         // Refused by the broker, in the layout of that version.
         return Ok(Request::Forward(body, Plan::Pass));
     }
-    let mut asked = ProduceRequest::decode(version, body.clone())?;
-    let mut changed = asked.transactional_id.is_some();
-    asked.transactional_id = asked.transactional_id.map(|id| suffixed(lane, &id));
-    let mut refused = Vec::new();
-    for topic in &mut asked.topics {
-        let name = topic.name.clone();
-        topic.partitions.retain_mut(|partition| match stamped(lane, partition) {
-            Ok(Some(records)) => {
-                partition.records = Some(records);
-                changed = true;
-                true
-            }
-            Ok(None) => true,
-            Err(answer) => {
-                refused.push(RefusedPartition { topic: name.clone(), answer: *answer });
-                false
-            }
-        });
-    }
-    if !refused.is_empty() {
-        asked.topics.retain(|topic| !topic.partitions.is_empty());
-        if asked.acks == 0 {
-            return Ok(Request::Close("a record of another lane was produced with acks=0".to_owned()));
-        }
-        if asked.topics.is_empty() {
-            return Ok(Request::Answer(refusal(version, &refused)));
-        }
-        return Ok(Request::Forward(encoded(version, &asked), Plan::Produce(refused)));
-    }
-    let plan = if asked.acks == 0 { Plan::NoAnswer } else { Plan::Pass };
-    Ok(Request::Forward(if changed { encoded(version, &asked) } else { body }, plan))
+    let asked = ProduceRequest::decode(version, body.clone())?;
+    let plan = match asked.acks {
+        0 => Plan::NoAnswer,
+        _ if version >= ENDPOINTS_SINCE => Plan::Rewrite,
+        _ => Plan::Pass,
+    };
+    let body = match &asked.transactional_id {
+        None => body,
+        Some(id) => with_transactional_id(version, &body, id.len(), &suffixed(lane, id)),
+    };
+    Ok(Request::Forward(body, plan))
 }
 
-/// The new records, `None` if they stay; a batch that cannot be read goes on for the broker to refuse.
-fn stamped(lane: &Lane, partition: &ProducePartition) -> Result<Option<Bytes>, Box<ProducedPartition>> {
-    let Some(mut bytes) = partition.records.clone() else { return Ok(None) };
-    let Ok(batch) = Batch::split_first(&mut bytes, true) else { return Ok(None) };
-    if !bytes.is_empty() || batch.header.is_control() {
-        return Ok(None);
+/// An answer of version 10 or above, without other addresses than the router's.
+pub fn answer(place: Place<'_>, version: i16, body: Bytes) -> Result<Bytes, Box<dyn std::error::Error>> {
+    let mut message: ProduceResponse = cold::decode_any_size(version, body.clone())?;
+    if message.node_endpoints.is_empty() {
+        return Ok(body);
     }
-    match stamp(&batch, lane, &Extractors::standard()) {
-        Ok(stamped) => Ok(stamped.map(|batch| batch.bytes)),
-        Err(StampError::Batch(_)) => Ok(None),
-        Err(StampError::Records(records)) => {
-            let message = format!("this connection is in lane {lane}");
-            let mut answer =
-                ProducedPartition::failed(partition.index, ErrorCode::InvalidRecord, Some(message));
-            answer.record_errors = records
-                .into_iter()
-                .map(|(index, why)| RecordError { batch_index: index, message: Some(why.to_string()) })
-                .collect();
-            Err(Box::new(answer))
-        }
-    }
+    message.node_endpoints.iter_mut().for_each(|node| place.put(&mut node.host, &mut node.port));
+    Ok(cold::encoded(&message, version)?)
 }
 
-fn refusal(version: i16, refused: &[RefusedPartition]) -> Bytes {
-    let mut response = ProduceResponse::default();
-    for part in refused {
-        match response.topics.iter_mut().find(|t| t.name == part.topic) {
-            Some(topic) => topic.partitions.push(part.answer.clone()),
-            None => response
-                .topics
-                .push(ProducedTopic { name: part.topic.clone(), partitions: vec![part.answer.clone()] }),
-        }
-    }
-    let mut out = BytesMut::new();
-    response.encode(version, &mut out);
+/// The transactional id is the first field of the body.
+fn with_transactional_id(version: i16, body: &Bytes, old_len: usize, id: &str) -> Bytes {
+    let mut out = BytesMut::with_capacity(body.len() + id.len() - old_len + 1);
+    let old_field = if version >= FLEXIBLE {
+        put_varint(&mut out, id.len() as u32 + 1);
+        varint_len(old_len as u32 + 1) + old_len
+    } else {
+        out.put_i16(id.len() as i16);
+        2 + old_len
+    };
+    out.put_slice(id.as_bytes());
+    out.put_slice(&body[old_field..]);
     out.freeze()
 }
 
-/// The broker's answer with what was refused here.
-pub fn merged(
-    version: i16,
-    body: Bytes,
-    refused: &[RefusedPartition],
-) -> Result<Bytes, Box<dyn std::error::Error>> {
-    let mut response: ColdResponse = cold::decode_any_size(version, body)?;
-    for part in refused {
-        let answer = cold_partition(&part.answer);
-        match response.responses.iter_mut().find(|t| t.name.0 == part.topic) {
-            Some(topic) => topic.partition_responses.push(answer),
-            None => response.responses.push(
-                TopicProduceResponse::default()
-                    .with_name(TopicName(part.topic.clone()))
-                    .with_partition_responses(vec![answer]),
-            ),
-        }
+fn put_varint(out: &mut BytesMut, mut value: u32) {
+    while value >= 0x80 {
+        out.put_u8(value as u8 | 0x80);
+        value >>= 7;
     }
-    Ok(cold::encoded(&response, version)?)
+    out.put_u8(value as u8);
 }
 
-fn cold_partition(answer: &ProducedPartition) -> PartitionProduceResponse {
-    let text = |text: &String| StrBytes::from_string(text.clone());
-    let record = |error: &RecordError| {
-        BatchIndexAndErrorMessage::default()
-            .with_batch_index(error.batch_index)
-            .with_batch_index_error_message(error.message.as_ref().map(text))
-    };
-    PartitionProduceResponse::default()
-        .with_index(answer.index)
-        .with_error_code(answer.error.code())
-        .with_base_offset(answer.base_offset.0)
-        .with_log_append_time_ms(answer.log_append_time.0)
-        .with_log_start_offset(answer.log_start.0)
-        .with_record_errors(answer.record_errors.iter().map(record).collect())
-        .with_error_message(answer.error_message.as_ref().map(text))
-}
-
-/// The body in versions 3 to 9.
-fn encoded(version: i16, request: &ProduceRequest) -> Bytes {
-    let mut out = Out { bytes: BytesMut::new(), flexible: version >= FLEXIBLE };
-    out.text(request.transactional_id.as_deref());
-    out.bytes.put_i16(request.acks);
-    out.bytes.put_i32(request.timeout_ms);
-    out.count(request.topics.len());
-    for ProduceTopic { name, partitions } in &request.topics {
-        out.text(Some(name));
-        out.count(partitions.len());
-        for ProducePartition { index, records } in partitions {
-            out.bytes.put_i32(*index);
-            out.blob(records.as_deref());
-            out.no_tags();
-        }
-        out.no_tags();
-    }
-    out.no_tags();
-    out.bytes.freeze()
-}
-
-/// Fields in the classic or the flexible encoding (KIP-482).
-struct Out {
-    bytes: BytesMut,
-    flexible: bool,
-}
-
-impl Out {
-    fn text(&mut self, text: Option<&str>) {
-        match text {
-            _ if self.flexible => self.length(text.map(str::len)),
-            Some(text) => self.bytes.put_i16(text.len() as i16),
-            None => self.bytes.put_i16(-1),
-        }
-        self.bytes.put_slice(text.unwrap_or("").as_bytes());
-    }
-
-    fn blob(&mut self, blob: Option<&[u8]>) {
-        self.length(blob.map(<[u8]>::len));
-        self.bytes.put_slice(blob.unwrap_or(&[]));
-    }
-
-    fn count(&mut self, count: usize) {
-        self.length(Some(count));
-    }
-
-    fn length(&mut self, len: Option<usize>) {
-        match len {
-            _ if self.flexible => self.varint(len.map_or(0, |n| n as u32 + 1)),
-            Some(len) => self.bytes.put_i32(len as i32),
-            None => self.bytes.put_i32(-1),
-        }
-    }
-
-    fn varint(&mut self, mut value: u32) {
-        while value >= 0x80 {
-            self.bytes.put_u8(value as u8 | 0x80);
-            value >>= 7;
-        }
-        self.bytes.put_u8(value as u8);
-    }
-
-    fn no_tags(&mut self) {
-        if self.flexible {
-            self.bytes.put_u8(0);
-        }
-    }
+fn varint_len(value: u32) -> usize {
+    let bits = 32 - value.leading_zeros() as usize;
+    bits.div_ceil(7).max(1)
 }
 
 #[cfg(test)]
 mod tests {
-    use kafka::batch::Codec;
-    use kafka::{BatchBuilder, Offset, TimestampMs};
+    use kafka::messages::produce_request::{PartitionProduceData, TopicProduceData};
+    use kafka::messages::produce_response::NodeEndpoint;
+    use kafka::messages::{BrokerId, ProduceRequest as ColdRequest, TransactionalId};
+    use kafka::{BatchBuilder, Offset, StrBytes, TimestampMs};
 
     use super::*;
 
@@ -222,84 +84,59 @@ mod tests {
         Lane::parse("boe-cart").unwrap()
     }
 
-    fn records(lanes: &[Option<&str>]) -> Bytes {
-        let mut builder = BatchBuilder::new(Offset(0), TimestampMs(1), Codec::Lz4);
-        for (i, lane) in lanes.iter().enumerate() {
-            let headers: Vec<_> = lane.iter().map(|l| ("x-lane", Some(l.as_bytes()))).collect();
-            builder.push(i as i32, 0, Some(b"k"), None, &headers);
-        }
-        builder.build().bytes
+    fn text(text: &str) -> StrBytes {
+        StrBytes::from_string(text.to_owned())
     }
 
-    fn asked(acks: i16, partitions: Vec<Bytes>) -> ProduceRequest {
-        let partitions = partitions
-            .into_iter()
-            .enumerate()
-            .map(|(i, records)| ProducePartition { index: i as i32, records: Some(records) })
-            .collect();
-        let name = StrBytes::from_static_str("t");
-        ProduceRequest {
-            transactional_id: None,
-            acks,
-            timeout_ms: 5,
-            topics: vec![ProduceTopic { name, partitions }],
-        }
+    fn asked(acks: i16, transactional_id: Option<&str>) -> ColdRequest {
+        let mut batch = BatchBuilder::new(Offset(0), TimestampMs(1), kafka::batch::Codec::Lz4);
+        batch.push(0, 0, Some(b"k"), None, &[("x-lane", Some(b"boe-other"))]);
+        let partition = PartitionProduceData::default().with_index(7).with_records(Some(batch.build().bytes));
+        let topic =
+            TopicProduceData::default().with_name(text("t").into()).with_partition_data(vec![partition]);
+        ColdRequest::default()
+            .with_transactional_id(transactional_id.map(|id| TransactionalId(text(id))))
+            .with_acks(acks)
+            .with_timeout_ms(5)
+            .with_topic_data(vec![topic])
     }
 
-    #[test]
-    fn what_is_encoded_reads_back_in_every_version() {
-        for version in 3..=9 {
-            let mut request = asked(-1, vec![records(&[None])]);
-            request.transactional_id = Some(StrBytes::from_static_str("tx"));
-            let body = encoded(version, &request);
-            assert_eq!(ProduceRequest::decode(version, body).unwrap(), request, "version {version}");
+    fn forwarded(version: i16, body: &Bytes) -> (Bytes, Plan) {
+        match request(&lane(), version, body.clone()) {
+            Ok(Request::Forward(body, plan)) => (body, plan),
+            other => panic!("not forwarded: {other:?}"),
         }
     }
 
     #[test]
-    fn records_are_stamped_and_a_stamped_request_is_left_alone() {
-        for version in [3, 8, 9] {
-            let body = encoded(version, &asked(-1, vec![records(&[None, Some("boe-cart")])]));
-            let Request::Forward(sent, Plan::Pass) = request(&lane(), version, body.clone()).unwrap() else {
-                panic!("forwarded")
-            };
-            assert_ne!(sent, body);
-            let Request::Forward(again, _) = request(&lane(), version, sent.clone()).unwrap() else {
-                panic!("forwarded")
-            };
-            assert_eq!(again, sent);
+    fn a_request_goes_on_as_it_came_but_for_its_transactional_id() {
+        for version in 3..=12 {
+            let plain = cold::encoded(&asked(-1, None), version).unwrap();
+            let plan = if version < 10 { Plan::Pass } else { Plan::Rewrite };
+            assert_eq!(forwarded(version, &plain), (plain, plan), "version {version}");
+            for id in ["", "tx", &"x".repeat(115), &"x".repeat(126), &"x".repeat(127), &"x".repeat(20_000)] {
+                let body = cold::encoded(&asked(-1, Some(id)), version).unwrap();
+                let wanted = asked(-1, Some(&format!("{id}@boe-cart")));
+                let wanted = cold::encoded(&wanted, version).unwrap();
+                assert_eq!(forwarded(version, &body).0, wanted, "version {version}, {} long", id.len());
+            }
+            let silent = cold::encoded(&asked(0, None), version).unwrap();
+            assert_eq!(forwarded(version, &silent), (silent, Plan::NoAnswer));
         }
     }
 
     #[test]
-    fn another_lane_is_refused_and_the_other_partitions_go_on() {
-        let body = encoded(9, &asked(1, vec![records(&[None, Some("boe-b")]), records(&[None])]));
-        let Request::Forward(sent, Plan::Produce(refused)) = request(&lane(), 9, body).unwrap() else {
-            panic!("the rest goes on")
-        };
-        let sent = ProduceRequest::decode(9, sent).unwrap();
-        assert_eq!(sent.topics[0].partitions.len(), 1);
-        let mut broker = ProduceResponse::default();
-        let mut done = ProducedPartition::failed(1, ErrorCode::None, None);
-        done.base_offset = Offset(7);
-        broker.topics.push(ProducedTopic { name: StrBytes::from_static_str("t"), partitions: vec![done] });
-        let mut out = BytesMut::new();
-        broker.encode(9, &mut out);
-        let merged = merged(9, out.freeze(), &refused).unwrap();
-        let told: ColdResponse = cold::decode_any_size(9, merged).unwrap();
-        let codes: Vec<_> =
-            told.responses[0].partition_responses.iter().map(|p| (p.index, p.error_code)).collect();
-        assert_eq!(codes, [(1, 0), (0, ErrorCode::InvalidRecord.code())]);
-        assert_eq!(told.responses[0].partition_responses[1].record_errors[0].batch_index, 1);
-    }
-
-    #[test]
-    fn a_request_refused_whole_is_answered_here() {
-        let body = encoded(3, &asked(1, vec![records(&[Some("ppe-1")])]));
-        assert!(matches!(request(&lane(), 3, body).unwrap(), Request::Answer(_)));
-        let body = encoded(3, &asked(0, vec![records(&[Some("ppe-1")])]));
-        assert!(matches!(request(&lane(), 3, body).unwrap(), Request::Close(_)));
-        let body = encoded(3, &asked(0, vec![records(&[None])]));
-        assert!(matches!(request(&lane(), 3, body).unwrap(), Request::Forward(_, Plan::NoAnswer)));
+    fn an_answer_names_no_address_but_the_routers() {
+        let lane = lane();
+        let place = Place { lane: &lane, host: "router", port: 7000 };
+        let node = NodeEndpoint::default().with_node_id(BrokerId(1)).with_host(text("inner")).with_port(9097);
+        for version in 10..=12 {
+            let quiet = cold::encoded(&ProduceResponse::default(), version).unwrap();
+            assert_eq!(answer(place, version, quiet.clone()).unwrap(), quiet);
+            let told = ProduceResponse::default().with_node_endpoints(vec![node.clone()]);
+            let body = answer(place, version, cold::encoded(&told, version).unwrap()).unwrap();
+            let told: ProduceResponse = cold::decode_any_size(version, body).unwrap();
+            assert_eq!((&*told.node_endpoints[0].host, told.node_endpoints[0].port), ("router", 7000));
+        }
     }
 }

@@ -14,7 +14,7 @@ use kafka::messages::{
 use kafka::{ErrorCode, RequestHeader, StrBytes, api, cold};
 use lane_core::Lane;
 
-use crate::produce::{self, RefusedPartition};
+use crate::produce;
 
 /// What a connection is to its client.
 #[derive(Clone, Copy, Debug)]
@@ -30,14 +30,12 @@ pub struct Place<'a> {
 pub enum Request {
     /// Send this body on, and treat its answer so.
     Forward(Bytes, Plan),
-    /// The client gets this body without the broker.
-    Answer(Bytes),
     /// The connection ends, for this reason.
     Close(String),
 }
 
 /// What becomes of an answer.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Plan {
     /// Its bytes go on.
     Pass,
@@ -47,8 +45,6 @@ pub enum Plan {
     Rewrite,
     /// It is an ApiVersions, which may come before the lane is known.
     ApiVersions,
-    /// A produce of which this part was refused here.
-    Produce(Vec<RefusedPartition>),
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -74,8 +70,7 @@ enum Rule {
 
 /// Key, highest version that is understood here, what is done.
 const TABLE: &[(i16, i16, Rule)] = &[
-    // From version 10 on an answer may name other brokers' addresses (KIP-951).
-    (0, 9, Rule::Produce),
+    (0, 12, Rule::Produce),
     (1, 12, Rule::Pass), // Fetch
     (2, 10, Rule::Pass), // ListOffsets
     (3, 13, Rule::Metadata),
@@ -186,19 +181,16 @@ fn rewritten(
     }
 }
 
-/// The body of an answer whose plan is [`Plan::Rewrite`] or [`Plan::Produce`].
+/// The body of an answer whose plan is [`Plan::Rewrite`].
 pub fn answer(
     place: Place<'_>,
     key: i16,
     version: i16,
-    plan: &Plan,
     body: Bytes,
 ) -> Result<Bytes, Box<dyn std::error::Error>> {
-    if let Plan::Produce(refused) = plan {
-        return produce::merged(version, body, refused);
-    }
     let lane = place.lane;
     match rule(key, version) {
+        Some(Rule::Produce) => produce::answer(place, version, body),
         Some(Rule::Metadata) => {
             let mut message: MetadataResponse = cold::decode_any_size(version, body)?;
             message.brokers.iter_mut().for_each(|b| place.put(&mut b.host, &mut b.port));
@@ -261,7 +253,8 @@ pub fn api_versions(version: i16, body: Bytes) -> Result<Bytes, Box<dyn std::err
 }
 
 impl Place<'_> {
-    fn put(&self, host: &mut StrBytes, port: &mut i32) {
+    /// Writes the router's address over a broker's.
+    pub fn put(&self, host: &mut StrBytes, port: &mut i32) {
         *host = StrBytes::from_string(self.host.to_owned());
         *port = i32::from(self.port);
     }
@@ -347,14 +340,14 @@ mod tests {
         for version in 0..=13 {
             let told = MetadataResponse::default().with_brokers(vec![broker.clone()]);
             let body = cold::encoded(&told, version).unwrap();
-            let body = answer(place(&lane), 3, version, &Plan::Rewrite, body).unwrap();
+            let body = answer(place(&lane), 3, version, body).unwrap();
             let told: MetadataResponse = cold::decode_any_size(version, body).unwrap();
             assert_eq!((&*told.brokers[0].host, told.brokers[0].port), ("router", 7000));
         }
         let found = Coordinator::default().with_key(text("g@boe-cart")).with_host(text("inner"));
         let told = FindCoordinatorResponse::default().with_coordinators(vec![found]);
         let body = cold::encoded(&told, 4).unwrap();
-        let body = answer(place(&lane), 10, 4, &Plan::Rewrite, body).unwrap();
+        let body = answer(place(&lane), 10, 4, body).unwrap();
         let told: FindCoordinatorResponse = cold::decode_any_size(4, body).unwrap();
         let found = &told.coordinators[0];
         assert_eq!((&*found.key, &*found.host, found.port), ("g", "router", 7000));
@@ -366,7 +359,7 @@ mod tests {
         let groups = ["orders", "orders@boe-cart", "x@other-boe-cart", "a@b@boe-cart"];
         let listed = groups.map(|g| ListedGroup::default().with_group_id(GroupId(text(g))));
         let body = cold::encoded(&ListGroupsResponse::default().with_groups(listed.to_vec()), 4).unwrap();
-        let body = answer(place(&lane), 16, 4, &Plan::Rewrite, body).unwrap();
+        let body = answer(place(&lane), 16, 4, body).unwrap();
         let told: ListGroupsResponse = cold::decode_any_size(4, body).unwrap();
         let names: Vec<&str> = told.groups.iter().map(|g| &**g.group_id).collect();
         assert_eq!(names, ["orders", "a@b"]);
@@ -377,15 +370,15 @@ mod tests {
         let lane = lane();
         let range = |key, max| ApiVersion::default().with_api_key(key).with_max_version(max);
         let told =
-            ApiVersionsResponse::default().with_api_keys(vec![range(0, 12), range(44, 1), range(3, 13)]);
+            ApiVersionsResponse::default().with_api_keys(vec![range(0, 13), range(44, 1), range(3, 13)]);
         for (asked, layout) in [(3, 3), (0, 0), (99, 0)] {
             let body = cold::encoded(&told, layout).unwrap();
             let body = api_versions(asked, body).unwrap();
             let clamped: ApiVersionsResponse = cold::decode_any_size(layout, body).unwrap();
             let ranges: Vec<_> = clamped.api_keys.iter().map(|r| (r.api_key, r.max_version)).collect();
-            assert_eq!(ranges, [(0, 9), (3, 13)]);
+            assert_eq!(ranges, [(0, 12), (3, 13)]);
         }
-        for (key, version) in [(44, 0), (0, 10), (10_001, 0), (68, 0), (7, 0)] {
+        for (key, version) in [(44, 0), (0, 13), (10_001, 0), (68, 0), (7, 0)] {
             let asked = request(place(&lane), &header(key, version), Bytes::new());
             assert!(matches!(asked, Request::Close(_)), "{key} {version}");
         }

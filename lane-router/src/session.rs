@@ -12,22 +12,13 @@ use kafka::{RequestHeader, StrBytes, api};
 use lane_core::Lane;
 use lane_core::name::forwarded_client_id;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, BufReader};
-use tokio::net::TcpStream;
 use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 
 use crate::directory::{Directory, Unknown};
+use crate::entry::{self, Entry, EntryError};
 use crate::rewrite::{self, Place, Plan, Request};
 use crate::upstream::{Upstream, UpstreamError};
-
-/// How the lane of a connection is found.
-#[derive(Clone)]
-pub enum Entry {
-    /// The listener is the lane's.
-    Lane(Lane),
-    /// The client id ends in `@LANE`.
-    Shared,
-}
 
 /// What a session needs.
 pub struct Session {
@@ -55,6 +46,10 @@ pub enum SessionError {
     Refused(String),
     #[error(transparent)]
     Lane(#[from] Unknown),
+    #[error(transparent)]
+    Entry(#[from] EntryError),
+    #[error("TLS handshake: {0}")]
+    Handshake(String),
     #[error("the broker's answer to {api} version {version} cannot be read: {reason}")]
     Answer { api: &'static str, version: i16, reason: String },
     #[error("the broker closed the connection")]
@@ -63,14 +58,7 @@ pub enum SessionError {
     Io(#[from] std::io::Error),
 }
 
-/// What the client waits for next.
-enum Pending {
-    /// The broker's answer.
-    Broker(Awaited),
-    /// A whole frame that is ready.
-    Ready(Bytes),
-}
-
+/// An answer of the broker that the client waits for.
 struct Awaited {
     api_key: i16,
     api_version: i16,
@@ -88,9 +76,12 @@ const READ_BYTES: usize = 64 * 1024;
 
 impl Session {
     /// Serves the client until it goes, the broker goes, or the service stops.
-    pub async fn run(self, client: TcpStream) -> Result<(), SessionError> {
+    pub async fn run(
+        self,
+        from_client: impl AsyncRead + Unpin,
+        to_client: impl AsyncWrite + Unpin,
+    ) -> Result<(), SessionError> {
         let broker = self.upstream.connect().await?;
-        let (from_client, to_client) = client.into_split();
         let (from_broker, to_broker) = tokio::io::split(broker);
         let (pending, awaited) = mpsc::channel(PENDING_MAX);
         let lane = OnceLock::new();
@@ -110,7 +101,7 @@ impl Session {
         &self,
         mut client: impl AsyncRead + Unpin,
         mut broker: impl AsyncWrite + Unpin,
-        pending: mpsc::Sender<Pending>,
+        pending: mpsc::Sender<Awaited>,
         lane: &OnceLock<Lane>,
     ) -> Result<bool, SessionError> {
         let mut buffer = BytesMut::with_capacity(READ_BYTES);
@@ -134,7 +125,7 @@ impl Session {
         &self,
         mut frame: Bytes,
         broker: &mut (impl AsyncWrite + Unpin),
-        pending: &mpsc::Sender<Pending>,
+        pending: &mpsc::Sender<Awaited>,
         lane: &OnceLock<Lane>,
     ) -> Result<(), SessionError> {
         let mut header = frame::parse_request_header(&mut frame)?;
@@ -146,13 +137,10 @@ impl Session {
         let RequestHeader { api_key, api_version, correlation_id, .. } = header;
         match request {
             Request::Close(reason) => return Err(SessionError::Refused(reason)),
-            Request::Answer(body) => {
-                send(pending, Pending::Ready(answer_frame(&header, &body))).await?;
-            }
             Request::Forward(body, plan) => {
                 if plan != Plan::NoAnswer {
                     let awaited = Awaited { api_key, api_version, correlation_id, plan };
-                    send(pending, Pending::Broker(awaited)).await?;
+                    pending.send(awaited).await.map_err(|_| SessionError::BrokerGone)?;
                 }
                 write_request(broker, &header, &body).await?;
             }
@@ -166,8 +154,11 @@ impl Session {
         let client_id = header.client_id.as_deref().unwrap_or("");
         let (own, found) = match &self.entry {
             Entry::Lane(lane) => (client_id, lane.clone()),
-            Entry::Shared => match self.directory.shared(client_id) {
-                Ok((own, lane)) => (own, lane),
+            Entry::ClientId { permitted } => match self.directory.shared(client_id) {
+                Ok((own, lane)) => {
+                    entry::permits(permitted, &lane)?;
+                    (own, lane)
+                }
                 // An ApiVersions that is too new has no readable client id.
                 Err(_) if header.api_key == api::API_VERSIONS && lane.get().is_none() => return Ok(()),
                 Err(unknown) => return Err(unknown.into()),
@@ -190,32 +181,26 @@ impl Session {
         &self,
         mut broker: impl AsyncRead + Unpin,
         mut client: impl AsyncWrite + Unpin,
-        mut awaited: mpsc::Receiver<Pending>,
+        mut awaited: mpsc::Receiver<Awaited>,
         lane: &OnceLock<Lane>,
     ) -> Result<(), SessionError> {
         loop {
-            let pending = tokio::select! {
+            let asked = tokio::select! {
                 // A request is queued before it is sent, so its answer is never taken for an unasked one.
                 biased;
-                pending = awaited.recv() => pending,
+                asked = awaited.recv() => asked,
                 // Nothing is awaited: whatever the broker does now ends the connection.
                 gone = broker_ends(&mut broker), if awaited.is_empty() => return gone,
             };
-            match pending {
-                None => return Ok(()),
-                Some(Pending::Ready(frame)) => client.write_all(&frame).await?,
-                Some(Pending::Broker(asked)) => {
-                    let length = broker.read_i32().await.map_err(gone)?;
-                    let length =
-                        usize::try_from(length).map_err(|_| asked.unreadable("impossible length"))?;
-                    if asked.plan == Plan::Pass {
-                        client.write_i32(length as i32).await?;
-                        pass(&mut broker, &mut client, length).await?;
-                    } else {
-                        let frame = read_frame(&mut broker, length, &asked).await?;
-                        client.write_all(&self.rewritten(&asked, frame, lane)?).await?;
-                    }
-                }
+            let Some(asked) = asked else { return Ok(()) };
+            let length = broker.read_i32().await.map_err(gone)?;
+            let length = usize::try_from(length).map_err(|_| asked.unreadable("impossible length"))?;
+            if asked.plan == Plan::Pass {
+                client.write_i32(length as i32).await?;
+                pass(&mut broker, &mut client, length).await?;
+            } else {
+                let frame = read_frame(&mut broker, length, &asked).await?;
+                client.write_all(&self.rewritten(&asked, frame, lane)?).await?;
             }
             client.flush().await?;
         }
@@ -233,9 +218,9 @@ impl Session {
         if correlation_id != asked.correlation_id {
             return Err(asked.unreadable("it answers another request"));
         }
-        let body = match (&asked.plan, lane.get()) {
+        let body = match (asked.plan, lane.get()) {
             (Plan::ApiVersions, _) => rewrite::api_versions(version, frame),
-            (plan, Some(lane)) => rewrite::answer(self.place(lane), key, version, plan, frame),
+            (_, Some(lane)) => rewrite::answer(self.place(lane), key, version, frame),
             (_, None) => Err("it came before the lane was known".into()),
         };
         let body = body.map_err(|error| asked.unreadable(&error.to_string()))?;
@@ -249,10 +234,6 @@ impl Awaited {
         let (api, version) = (api::name(self.api_key), self.api_version);
         SessionError::Answer { api, version, reason: reason.to_owned() }
     }
-}
-
-async fn send(queue: &mpsc::Sender<Pending>, pending: Pending) -> Result<(), SessionError> {
-    queue.send(pending).await.map_err(|_| SessionError::BrokerGone)
 }
 
 async fn write_request(
@@ -341,4 +322,4 @@ fn gone(error: std::io::Error) -> SessionError {
 
 #[cfg(test)]
 #[path = "session_tests.rs"]
-mod tests;
+pub(crate) mod tests;

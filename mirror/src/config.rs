@@ -1,19 +1,8 @@
-//! Configuration of a mirror: how to reach things, and which links there are.
+//! Configuration of a mirror: how to reach things. What may cross a link is an object in the region's
+//! metadata store (`kafka::private::LinkPolicy`), not a matter of this file.
 
+use chassis::config::ConfigError;
 use chassis::tls::TlsFiles;
-
-/// What decides how fast a link sends.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum Congestion {
-    /// What measurements call for; today `bbr`.
-    #[default]
-    Auto,
-    /// BBR, with a window that follows what the path delivers, so that it does not fill queues.
-    Bbr,
-    /// CUBIC: fair to old traffic, slow on long paths that lose packets.
-    Cubic,
-}
 
 chassis::config! {
     /// A mirror.
@@ -31,16 +20,12 @@ chassis::config! {
         pub bind: String = "127.0.0.1:9096".to_owned(),
         /// Address of /healthz, /readyz and /metrics; empty for none.
         pub http_bind: String = String::new(),
-        /// `auto`, `bbr` or `cubic`: the congestion controller of every link.
-        pub congestion: Congestion = Congestion::Auto,
-        /// Most bytes per second that each link sends, unpacked; 0 for no limit.
-        pub send_rate_bytes_max: u64 = 0,
         /// Streams that a peer may open here. Below 2 no link works; 17 serve a peer in full.
         pub streams_max: u32 = 32,
         /// Bytes received and not yet durable, for each link: its share of memory. Too small, and a
         /// long path is not filled: it should be well above bandwidth times round trip.
         pub credit_bytes: u64 = 64 << 20,
-        /// Links to other regions.
+        /// Links to other regions. What crosses them is set with `sealane mirror link`.
         pub links: Vec<LinkConfig> => nested,
     }
 
@@ -52,13 +37,53 @@ chassis::config! {
         pub address: Option<String>,
         /// Name that the peer's certificate must carry; the host of `address` when not set.
         pub server_name: Option<String>,
-        /// Topics to mirror, both ways: names, in which `*` stands for any characters.
-        pub include: Vec<String> = vec!["*".to_owned()],
-        /// Topics to leave out although `include` names them.
-        pub exclude: Vec<String>,
-        /// Whether records of BOE lanes cross to the peer.
-        pub boe_lanes: bool = true,
-        /// Whether records of PPE lanes cross to the peer.
-        pub ppe_lanes: bool = false,
+    }
+}
+
+/// Keys that the file had before links were objects, and the option that took the place of each.
+const MOVED: &[(&str, &str)] = &[
+    ("include", "--topics PATTERNS"),
+    ("exclude", "--exclude PATTERNS"),
+    ("boe_lanes", "--lanes none|boe|ppe|all"),
+    ("ppe_lanes", "--lanes none|boe|ppe|all"),
+    ("send_rate_bytes_max", "--rate BYTES"),
+    ("congestion", "--congestion auto|bbr|cubic"),
+];
+
+/// Tells of a key that has moved to the link's object which command sets it there.
+pub fn with_moved_keys(error: ConfigError) -> ConfigError {
+    let ConfigError::Content { path, line, message } = error else { return error };
+    let moved = MOVED.iter().find(|(key, _)| message.starts_with(&format!("unknown key `{key}`")));
+    let message = match moved {
+        None => message,
+        Some((key, option)) => format!(
+            "`{key}` is no key of this file any more: links are objects in the region's metadata store; remove it here, \
+             and set it with `sealane mirror link set PEER {option}`"
+        ),
+    };
+    ConfigError::Content { path, line, message }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use super::*;
+
+    #[test]
+    fn a_key_that_moved_is_one_line_that_names_it_and_the_command() {
+        let said = |text: &str| {
+            let error = chassis::config::parse::<Config>(text, Path::new("m.toml")).expect_err("refused");
+            with_moved_keys(error).to_string()
+        };
+        for (key, option) in MOVED {
+            for text in [format!("{key} = 1\n"), format!("[[links]]\npeer = \"west\"\n{key} = 1\n")] {
+                let said = said(&text);
+                assert!(said.starts_with("m.toml, line ") && said.contains(&format!("`{key}`")), "{said}");
+                assert!(said.contains(&format!("`sealane mirror link set PEER {option}`")), "{said}");
+                assert_eq!(said.lines().count(), 1);
+            }
+        }
+        assert!(said("bindd = 1\n").starts_with("m.toml, line 1: unknown key `bindd`, expected one of"));
     }
 }

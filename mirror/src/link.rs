@@ -4,21 +4,22 @@
 //! nothing over its end: the next connection begins from the vectors in the receivers' logs. Each
 //! wait has a deadline here and a state in the report. `docs/PROTOCOL-LINK.md` is the same in words.
 
+mod bucket;
 mod frame;
 mod receive;
 mod send;
 #[cfg(test)]
 mod tests;
 
-use std::collections::VecDeque;
+use std::collections::{BTreeSet, VecDeque};
 
 use kafka::private::{FetchOutcome, PartitionReport, TopicInfo};
-use kafka::{Offset, RegionId, RegionName, TopicName};
+use kafka::{Offset, RegionId, RegionName, TopicId, TopicName};
 use uuid::Uuid;
 
 pub use frame::{
-    CONTROL_BYTES_MAX, Frame, Hello, LinkErrorCode, Sub, UNIT_FRAME_BYTES_MAX, UnitFrame, VERSION,
-    VERSION_MIN, take_body,
+    CONTROL_BYTES_MAX, Frame, Hello, LinkErrorCode, Packer, Sub, UNIT_FRAME_BYTES_MAX, UnitFrame, VERSION,
+    VERSION_MIN, VERSION_OF_DELETED, take_body,
 };
 pub use receive::{Append, Appended, Halt, Place, Position};
 pub use send::{UNIT_BYTES, Wish};
@@ -59,6 +60,8 @@ pub struct Link {
     pool_bytes: u64,
     send: SendHalf,
     receive: ReceiveHalf,
+    /// Topics whose deletion the peer was told of.
+    told_deleted: BTreeSet<TopicId>,
     frames: Vec<Frame>,
     outputs: VecDeque<Output>,
 }
@@ -81,6 +84,11 @@ pub enum Output {
     Offered {
         topics: Vec<TopicInfo>,
         gone: Vec<TopicName>,
+    },
+    /// The peer's copy of this incarnation of a topic here was deleted by a person.
+    Deleted {
+        topic: TopicName,
+        incarnation: TopicId,
     },
     /// Hand to the local broker; answer with [`Link::appended`].
     Append(Box<Append>),
@@ -122,8 +130,9 @@ impl Link {
             heard: now,
             beacon_at: now,
             pool_bytes,
-            send: SendHalf::new(streams),
+            send: SendHalf::new(streams, now),
             receive: ReceiveHalf::new(nobody, pool_bytes),
+            told_deleted: BTreeSet::new(),
             frames: vec![hello],
             outputs: VecDeque::new(),
         }
@@ -200,6 +209,9 @@ impl Link {
                 self.receive.refused(sub, why, now, &mut self.frames, &mut events);
                 self.outputs.extend(events);
             }
+            Frame::Deleted { topic, incarnation } => {
+                self.outputs.push_back(Output::Deleted { topic, incarnation });
+            }
             Frame::Hello(_) | Frame::Error { .. } => unreachable!("handled by phase"),
         }
         Ok(())
@@ -230,6 +242,20 @@ impl Link {
             let frames = self.send.offer(topics);
             self.frames.extend(frames);
         }
+    }
+
+    /// The copy here of this incarnation of a peer's topic was deleted by a person, and the peer is to
+    /// know. A peer that does not understand that is not told.
+    pub fn tell_deleted(&mut self, topic: TopicName, incarnation: TopicId) {
+        let understands = self.peer().is_some_and(|peer| peer.version >= VERSION_OF_DELETED);
+        if understands && self.told_deleted.insert(incarnation) {
+            self.frames.push(Frame::Deleted { topic, incarnation });
+        }
+    }
+
+    /// Most bytes of units per second, unpacked, from now on; 0 for no limit.
+    pub fn limit_rate(&mut self, rate: u64, now: Now) {
+        self.send.limit_rate(rate, now);
     }
 
     pub fn want(&mut self, position: Position) {
@@ -266,6 +292,12 @@ impl Link {
         self.frames.extend(refusal);
     }
 
+    /// The data streams, in the order in which they are to be asked for units now.
+    pub fn turn(&mut self, now: Now) -> impl Iterator<Item = usize> + use<> {
+        self.send.turn(now)
+    }
+
+    /// The next unit of a data stream, if rate and policy let it leave; see [`Self::turn`].
     pub fn take_unit(&mut self, stream: usize) -> Option<UnitFrame> {
         if self.is_up() { self.send.take_unit(stream) } else { None }
     }
@@ -275,7 +307,7 @@ impl Link {
         match self.phase {
             Phase::Hello => self.started.plus(HELLO_MS),
             Phase::Closed => Now(u64::MAX),
-            Phase::Up(_) => [self.send.next_retry(), self.receive.next_retry()]
+            Phase::Up(_) => [self.send.next_retry(), self.send.opens_at(), self.receive.next_retry()]
                 .into_iter()
                 .flatten()
                 .fold(self.beacon_at.min(self.heard.plus(SILENCE_MS)), Now::min),
@@ -311,6 +343,7 @@ impl Link {
         if self.phase == Phase::Closed {
             return;
         }
+        let code = self.peer().map_or(code, |peer| code.for_version(peer.version));
         self.phase = Phase::Closed;
         self.frames.push(Frame::Error { code, text: text.clone() });
         let frames = std::mem::take(&mut self.frames);

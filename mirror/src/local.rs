@@ -12,15 +12,17 @@ use chassis::tls::ClientTls;
 use kafka::messages::TopicName as TopicText;
 use kafka::messages::create_partitions_request::{CreatePartitionsRequest, CreatePartitionsTopic};
 use kafka::messages::create_topics_request::{CreatableTopic, CreatableTopicConfig, CreateTopicsRequest};
+use kafka::messages::delete_topics_request::{DeleteTopicState, DeleteTopicsRequest};
 use kafka::messages::incremental_alter_configs_request::{
     AlterConfigsResource, AlterableConfig, IncrementalAlterConfigsRequest,
 };
 use kafka::private::{
-    self, Message, Note, NotesAnswer, NotesRequest, PartitionVector, ReportAnswer, ReportRequest, TopicInfo,
-    TopicsAnswer, TopicsRequest, VectorsAnswer, VectorsRequest,
+    self, AppendRequest, LinksAnswer, LinksRequest, Message, Note, NotesAnswer, NotesRequest,
+    PartitionVector, ReportAnswer, ReportRequest, TopicInfo, TopicsAnswer, TopicsRequest, VectorsAnswer,
+    VectorsRequest,
 };
 use kafka::wire::WireError;
-use kafka::{ErrorCode, PartitionIndex, StrBytes, TopicName};
+use kafka::{ErrorCode, PartitionIndex, StrBytes, TopicId, TopicName};
 use kafka_client::{Answer, ClientError, ConnectOptions, Connection, Endpoint, Security};
 
 /// How to reach a broker of the own region.
@@ -54,6 +56,7 @@ impl Local {
             security: Security::Tls { config: target.tls.clone(), server_name: target.server_name.clone() },
             connect_timeout: Duration::from_secs(5),
             request_timeout: REQUEST,
+            tls_read_bytes: TLS_READ_BYTES,
             ..ConnectOptions::default()
         };
         Ok(Local { connection: Connection::connect(&target.endpoint, &options).await? })
@@ -64,6 +67,11 @@ impl Local {
         Ok(self.connection.start(key, private::VERSION, vec![request.encode()]).await?)
     }
 
+    /// As [`Self::start`], without a copy of the batches.
+    pub async fn start_append(&self, request: &AppendRequest) -> Result<Answer, LocalError> {
+        Ok(self.connection.start(private::MIRROR_APPEND, private::VERSION, request.pieces()).await?)
+    }
+
     async fn ask<A: Message>(&self, key: i16, request: &impl Message) -> Result<A, LocalError> {
         read(key, self.start(key, request).await?).await
     }
@@ -71,6 +79,11 @@ impl Local {
     /// The topics of this region, if they are others than at `since`.
     pub async fn topics(&self, since: u64) -> Result<TopicsAnswer, LocalError> {
         self.ask(private::MIRROR_TOPICS, &TopicsRequest { since }).await
+    }
+
+    /// The policies of this region's links, if they are others than at `since`.
+    pub async fn links(&self, since: u64) -> Result<LinksAnswer, LocalError> {
+        self.ask(private::MIRROR_LINKS, &LinksRequest { since }).await
     }
 
     pub async fn vectors(
@@ -117,6 +130,18 @@ impl Local {
         match ErrorCode::from_code(result.error_code) {
             Some(ErrorCode::TopicAlreadyExists) => Ok(()),
             _ => refused("creating it", result.error_code, result.error_message.as_ref()),
+        }
+    }
+
+    /// Deletes this incarnation of a topic. One that is gone already is no error.
+    pub async fn delete_topic(&self, id: TopicId) -> Result<(), LocalError> {
+        let topic = DeleteTopicState::default().with_topic_id(id.0);
+        let request = DeleteTopicsRequest::default().with_topics(vec![topic]).with_timeout_ms(ADMIN_MS);
+        let answer = self.connection.call(&request).await?;
+        let Some(result) = answer.responses.first() else { return Ok(()) };
+        match ErrorCode::from_code(result.error_code) {
+            Some(ErrorCode::UnknownTopicId) => Ok(()),
+            _ => refused("deleting it", result.error_code, result.error_message.as_ref()),
         }
     }
 
@@ -186,3 +211,4 @@ fn topic_text(name: &TopicName) -> TopicText {
 /// Longest wait of a read, and a margin.
 const REQUEST: Duration = Duration::from_secs(30);
 const ADMIN_MS: i32 = 10_000;
+const TLS_READ_BYTES: usize = 128 * 1024;

@@ -1,33 +1,13 @@
-//! What crosses a link, and what a topic of the peer asks of this region. Pure.
+//! What a topic of the peer asks of this region. Pure.
 //!
-//! Internal topics never cross. A topic with lanes crosses only to a topic with lanes. Configurations
-//! that differ are resolved by one rule: the side that changed last, by (time, region id), is right.
+//! What may cross at all is the link's policy (`kafka::private::LinkPolicy`). A topic with lanes crosses
+//! only to a topic with lanes. Configurations that differ are resolved by one rule: the side that changed
+//! last, by (time, region id), is right.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use kafka::private::TopicInfo;
-use kafka::{RegionId, TimestampMs, TopicName};
-
-/// Which topics and lanes cross.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Policy {
-    include: Vec<String>,
-    exclude: Vec<String>,
-    pub boe: bool,
-    pub ppe: bool,
-}
-
-impl Policy {
-    pub fn new(include: &[String], exclude: &[String], boe: bool, ppe: bool) -> Policy {
-        Policy { include: include.to_vec(), exclude: exclude.to_vec(), boe, ppe }
-    }
-
-    pub fn crosses(&self, topic: &TopicName) -> bool {
-        let named =
-            |patterns: &[String]| patterns.iter().any(|p| matches(p.as_bytes(), topic.as_str().as_bytes()));
-        !topic.is_internal() && named(&self.include) && !named(&self.exclude)
-    }
-}
+use kafka::{RegionId, TimestampMs, TopicId};
 
 /// What must be done here so that a topic of the peer can be received.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -38,6 +18,8 @@ pub enum Plan {
     Align(Align),
     /// It must not be received, and why.
     Hold(String),
+    /// It was here and was deleted. A link does not bring a topic back.
+    Deleted,
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -61,10 +43,7 @@ pub fn plan(
     deleted: bool,
 ) -> Plan {
     let Some(local) = local else {
-        return match deleted {
-            true => Plan::Hold("deleted in this region; a link does not bring a topic back".to_owned()),
-            false => Plan::Create,
-        };
+        return if deleted { Plan::Deleted } else { Plan::Create };
     };
     let mut align = Align {
         grow_to: (theirs.partitions > local.partitions).then_some(theirs.partitions),
@@ -96,32 +75,15 @@ fn drift(theirs: &TopicInfo, local: &TopicInfo) -> Vec<String> {
     keys.into_iter().collect()
 }
 
-/// `*` stands for any bytes; all else for itself.
-fn matches(pattern: &[u8], text: &[u8]) -> bool {
-    // Greedy with one point to come back to: linear in practice, no recursion.
-    let (mut p, mut t) = (0, 0);
-    let mut star: Option<(usize, usize)> = None;
-    while t < text.len() {
-        if p < pattern.len() && pattern[p] == b'*' {
-            star = Some((p, t));
-            p += 1;
-        } else if p < pattern.len() && pattern[p] == text[t] {
-            p += 1;
-            t += 1;
-        } else if let Some((at, taken)) = star {
-            star = Some((at, taken + 1));
-            p = at + 1;
-            t = taken + 1;
-        } else {
-            return false;
-        }
-    }
-    pattern[p..].iter().all(|c| *c == b'*')
+/// The peer says that its copy of `named`, an incarnation of a topic here, was deleted. It is deleted here
+/// too if it is still that incarnation: one that was made again since then is another topic.
+pub fn follows_deletion(local: Option<&TopicInfo>, named: TopicId) -> bool {
+    local.is_some_and(|local| local.id == named)
 }
 
 #[cfg(test)]
 mod tests {
-    use kafka::TopicId;
+    use kafka::TopicName;
     use uuid::Uuid;
 
     use super::*;
@@ -146,37 +108,18 @@ mod tests {
     const WEST: RegionId = RegionId(Uuid::from_u128(2));
 
     #[test]
-    fn patterns_name_topics_and_internal_topics_never_cross() {
-        let policy = |include: &[&str], exclude: &[&str]| {
-            let own = |list: &[&str]| list.iter().map(|s| (*s).to_owned()).collect::<Vec<_>>();
-            Policy::new(&own(include), &own(exclude), true, false)
-        };
-        let all = policy(&["*"], &[]);
-        assert!(all.crosses(&name("orders")));
-        assert!(!all.crosses(&name("__consumer_offsets")));
-        assert!(!all.crosses(&name("__transaction_state")));
-        let some = policy(&["orders.*", "pay*.eu*"], &["*.tmp"]);
-        for (topic, crosses) in [
-            ("orders.a", true),
-            ("orders.", true),
-            ("orders", false),
-            ("xorders.a", false),
-            ("payments.eu.1", true),
-            ("payments.us", false),
-            ("orders.a.tmp", false),
-        ] {
-            assert_eq!(some.crosses(&name(topic)), crosses, "{topic}");
-        }
-        assert!(!policy(&[], &[]).crosses(&name("t")));
-    }
-
-    #[test]
     fn a_missing_topic_is_created_unless_it_was_deleted_here() {
         let theirs = topic(3, &[], 5);
         assert_eq!(plan(&theirs, WEST, None, EAST, false), Plan::Create);
-        assert!(
-            matches!(plan(&theirs, WEST, None, EAST, true), Plan::Hold(reason) if reason.contains("deleted"))
-        );
+        assert_eq!(plan(&theirs, WEST, None, EAST, true), Plan::Deleted);
+    }
+
+    #[test]
+    fn a_deletion_is_followed_for_the_incarnation_that_it_names_alone() {
+        let (old, new) = (topic(1, &[], 5), topic(1, &[], 6));
+        assert!(follows_deletion(Some(&old), old.id));
+        assert!(!follows_deletion(Some(&new), old.id), "it was made again");
+        assert!(!follows_deletion(None, old.id));
     }
 
     #[test]

@@ -1,22 +1,23 @@
-//! Frames over QUIC: the only file that knows quinn.
+//! Frames over QUIC: this file and its folder alone know quinn.
 //!
 //! A session is one connection: a control stream and a fixed set of data streams each way, all
 //! uni-directional and as long-lived as the connection. Both ends show certificates; nothing is
 //! resumed and nothing is sent in 0-RTT, so every connection checks the peer's chain anew. Each wait
 //! on the transport has a deadline, and a session ends with one line that says why.
 
+mod congestion;
+
 use std::any::Any;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::time::{Duration, Instant, SystemTime};
+use std::time::{Duration, SystemTime};
 
 use bytes::{Bytes, BytesMut};
 use chassis::tls::{ClientAuth, ClientTls, PeerIdentity, ServerTls, TlsError, TlsFiles};
-use quinn::congestion::{BbrConfig, Controller, ControllerFactory, CubicConfig};
+use kafka::private::Congestion;
 use quinn::crypto::rustls::{QuicClientConfig, QuicServerConfig};
-use quinn::{ConnectionError, Endpoint, EndpointConfig, TransportConfig, VarInt};
-use quinn_proto::RttEstimator;
+use quinn::{AckFrequencyConfig, ConnectionError, Endpoint, EndpointConfig, TransportConfig, VarInt};
 use rustls_pki_types::CertificateDer;
 use socket2::{Domain, Protocol, Socket, Type};
 use tokio::net::lookup_host;
@@ -26,8 +27,11 @@ use tokio::time::timeout;
 use tracing::info;
 use x509_parser::prelude::{FromDer, X509Certificate};
 
-use crate::config::Congestion;
-use crate::link::{CONTROL_BYTES_MAX, Frame, LinkErrorCode, UNIT_FRAME_BYTES_MAX, UnitFrame, take_body};
+use congestion::Choice;
+
+use crate::link::{
+    CONTROL_BYTES_MAX, Frame, LinkErrorCode, Packer, UNIT_FRAME_BYTES_MAX, UnitFrame, take_body,
+};
 
 /// What both ends of a link speak.
 pub const ALPN: &[u8] = b"sealane-link";
@@ -41,13 +45,12 @@ pub struct Net {
     endpoint: Endpoint,
     server: Arc<ServerTls>,
     client: Arc<ClientTls>,
-    transport: Arc<TransportConfig>,
+    options: NetOptions,
 }
 
 /// How the transport behaves.
 #[derive(Clone, Debug)]
 pub struct NetOptions {
-    pub congestion: Congestion,
     pub streams_max: u32,
     pub receive_window: u64,
 }
@@ -68,6 +71,7 @@ pub enum NetError {
 pub struct Incoming {
     incoming: quinn::Incoming,
     config: Arc<quinn::ServerConfig>,
+    congestion: Choice,
 }
 
 /// What comes from a session.
@@ -90,6 +94,7 @@ pub struct Session {
     events: mpsc::Receiver<NetEvent>,
     room: Arc<Notify>,
     traffic: Arc<Traffic>,
+    congestion: Choice,
     tasks: JoinSet<()>,
     /// When the peer's certificate ends.
     pub expires_in: Option<Duration>,
@@ -106,13 +111,13 @@ impl Net {
     pub fn bind(address: SocketAddr, tls: &TlsFiles, options: &NetOptions) -> Result<Net, NetError> {
         let server = ServerTls::server(tls, ClientAuth::Required, &[ALPN])?;
         let client = ClientTls::client(tls, &[ALPN])?;
-        let transport = Arc::new(transport(options));
-        let config = server_config(&server, &transport)?;
+        // Of no connection: each has its own, see `accept`.
+        let config = server_config(&server, transport(options, Choice::default()))?;
         let socket = socket(address).map_err(|source| NetError::Bind { address, source })?;
         let runtime = Arc::new(quinn::TokioRuntime);
         let endpoint = Endpoint::new(EndpointConfig::default(), Some(config), socket, runtime)
             .map_err(|source| NetError::Bind { address, source })?;
-        Ok(Net { endpoint, server, client, transport })
+        Ok(Net { endpoint, server, client, options: options.clone() })
     }
 
     pub fn local_addr(&self) -> std::io::Result<SocketAddr> {
@@ -139,22 +144,24 @@ impl Net {
         tls.enable_early_data = false;
         let tls = QuicClientConfig::try_from(tls).map_err(|error| NetError::Quic(error.to_string()))?;
         let mut config = quinn::ClientConfig::new(Arc::new(tls));
-        config.transport_config(self.transport.clone());
+        let congestion = Choice::default();
+        config.transport_config(transport(&self.options, congestion.clone()));
         let connecting =
             self.endpoint.connect_with(config, remote, name).map_err(|error| fail(error.to_string()))?;
         let connection = timeout(HANDSHAKE, connecting)
             .await
             .map_err(|_| fail(format!("no answer within {} s", HANDSHAKE.as_secs())))?
             .map_err(|error| fail(explain(&error)))?;
-        Session::start(connection, true).await.map_err(fail)
+        Session::start(connection, congestion, true).await.map_err(fail)
     }
 
     /// The next connection attempt; `None` when the endpoint is closed.
     pub async fn accept(&self) -> Option<Result<Incoming, NetError>> {
         let incoming = self.endpoint.accept().await?;
         // Taken anew each time, so that renewed certificates are shown at once.
-        let config = server_config(&self.server, &self.transport);
-        Some(config.map(|config| Incoming { incoming, config: Arc::new(config) }))
+        let congestion = Choice::default();
+        let config = server_config(&self.server, transport(&self.options, congestion.clone()));
+        Some(config.map(|config| Incoming { incoming, config: Arc::new(config), congestion }))
     }
 
     /// Closes all connections and waits a moment for the peers to hear of it.
@@ -176,12 +183,16 @@ impl Incoming {
             .await
             .map_err(|_| format!("the handshake took longer than {} s", HANDSHAKE.as_secs()))?
             .map_err(|error| explain(&error))?;
-        Session::start(connection, false).await
+        Session::start(connection, self.congestion, false).await
     }
 }
 
 impl Session {
-    async fn start(connection: quinn::Connection, dialled: bool) -> Result<Session, String> {
+    async fn start(
+        connection: quinn::Connection,
+        congestion: Choice,
+        dialled: bool,
+    ) -> Result<Session, String> {
         let certificate = peer_certificate(&connection);
         let identity = certificate.as_ref().and_then(PeerIdentity::of);
         let name = identity.and_then(|identity| identity.common_name).unwrap_or_default();
@@ -228,6 +239,7 @@ impl Session {
             events,
             room,
             traffic,
+            congestion,
             tasks,
             expires_in,
         })
@@ -248,6 +260,11 @@ impl Session {
     /// Bytes of unit frames on the wire, sent and received.
     pub fn traffic(&self) -> (u64, u64) {
         (self.traffic.sent.load(Ordering::Relaxed), self.traffic.received.load(Ordering::Relaxed))
+    }
+
+    /// What decides how fast this side sends, from the next packet on.
+    pub fn set_congestion(&self, congestion: Congestion) {
+        self.congestion.set(congestion);
     }
 
     /// The next event. Cancel safe.
@@ -335,11 +352,13 @@ async fn write_data(
 ) {
     let work = async {
         put(&mut stream, Bytes::from_static(&[TAG_DATA])).await?;
+        let mut packer = Packer::default();
         while let Some(unit) = units.recv().await {
             room.notify_one();
-            let bytes = unit.encode();
-            let len = bytes.len() as u64;
-            put(&mut stream, bytes).await?;
+            let (head, payload) = unit.encode(&mut packer);
+            let len = (head.len() + payload.len()) as u64;
+            put(&mut stream, head).await?;
+            put(&mut stream, payload).await?;
             traffic.sent.fetch_add(len, Ordering::Relaxed);
         }
         Ok::<(), String>(())
@@ -416,14 +435,19 @@ async fn read_frames(
     read: impl Fn(Bytes) -> Result<NetEvent, kafka::wire::WireError>,
 ) {
     let mut buffer = BytesMut::new();
+    // A chunk is what a packet brought: many are taken in one turn.
+    let mut chunks = [const { Bytes::new() }; CHUNKS];
     loop {
         let event = match take_body(&mut buffer, bytes_max) {
-            Ok(None) => match stream.read_chunk(READ_BYTES, true).await {
-                Ok(Some(chunk)) => {
-                    if let Some(traffic) = traffic {
-                        traffic.received.fetch_add(chunk.bytes.len() as u64, Ordering::Relaxed);
+            Ok(None) => match stream.read_chunks(&mut chunks).await {
+                Ok(Some(count)) => {
+                    let before = buffer.len();
+                    for chunk in &mut chunks[..count] {
+                        buffer.extend_from_slice(&std::mem::take(chunk));
                     }
-                    buffer.extend_from_slice(&chunk.bytes);
+                    if let Some(traffic) = traffic {
+                        traffic.received.fetch_add((buffer.len() - before) as u64, Ordering::Relaxed);
+                    }
                     continue;
                 }
                 // The connection's own end is reported by `accept_streams`.
@@ -449,8 +473,9 @@ fn peer_certificate(connection: &quinn::Connection) -> Option<CertificateDer<'st
 
 fn expires_in(certificate: &CertificateDer<'static>) -> Option<Duration> {
     let (_, parsed) = X509Certificate::from_der(certificate).ok()?;
-    let end = u64::try_from(parsed.validity().not_after.timestamp()).ok()?;
-    let end = SystemTime::UNIX_EPOCH + Duration::from_secs(end);
+    let last = u64::try_from(parsed.validity().not_after.timestamp()).ok()?;
+    // The last second that a certificate names is still its own.
+    let end = SystemTime::UNIX_EPOCH + Duration::from_secs(last.saturating_add(1));
     Some(end.duration_since(SystemTime::now()).unwrap_or(Duration::ZERO))
 }
 
@@ -480,16 +505,20 @@ fn code(why: LinkErrorCode) -> VarInt {
     VarInt::from_u32(why as u32)
 }
 
-fn server_config(tls: &ServerTls, transport: &Arc<TransportConfig>) -> Result<quinn::ServerConfig, NetError> {
+fn server_config(tls: &ServerTls, transport: Arc<TransportConfig>) -> Result<quinn::ServerConfig, NetError> {
     let tls = QuicServerConfig::try_from(tls.current()).map_err(|error| NetError::Quic(error.to_string()))?;
     let mut config = quinn::ServerConfig::with_crypto(Arc::new(tls));
-    config.transport_config(transport.clone());
+    config.transport_config(transport);
     Ok(config)
 }
 
-fn transport(options: &NetOptions) -> TransportConfig {
+fn transport(options: &NetOptions, congestion: Choice) -> Arc<TransportConfig> {
     let mut config = TransportConfig::default();
     let var = |n: u64| VarInt::from_u64(n).unwrap_or(VarInt::MAX);
+    // An acknowledgement costs both ends nearly what a packet of data does, and by default there is one
+    // for every two.
+    let mut acks = AckFrequencyConfig::default();
+    acks.ack_eliciting_threshold(VarInt::from_u32(PACKETS_PER_ACK - 1));
     config
         .max_concurrent_uni_streams(VarInt::from_u32(options.streams_max))
         .max_concurrent_bidi_streams(VarInt::from_u32(0))
@@ -499,12 +528,10 @@ fn transport(options: &NetOptions) -> TransportConfig {
         .stream_receive_window(var(STREAM_WINDOW))
         .receive_window(var(options.receive_window))
         .send_window(options.receive_window)
-        .datagram_receive_buffer_size(None);
-    match options.congestion {
-        Congestion::Cubic => config.congestion_controller_factory(Arc::new(CubicConfig::default())),
-        Congestion::Auto | Congestion::Bbr => config.congestion_controller_factory(Arc::new(CappedBbrConfig)),
-    };
-    config
+        .datagram_receive_buffer_size(None)
+        .ack_frequency_config(Some(acks))
+        .congestion_controller_factory(Arc::new(congestion));
+    Arc::new(config)
 }
 
 fn socket(address: SocketAddr) -> std::io::Result<std::net::UdpSocket> {
@@ -516,132 +543,6 @@ fn socket(address: SocketAddr) -> std::io::Result<std::net::UdpSocket> {
     let (receive, send) = (socket.recv_buffer_size()?, socket.send_buffer_size()?);
     info!(%address, receive, send, "UDP socket bound; segmentation offload is used where the system has it");
     Ok(socket.into())
-}
-
-/// BBR whose window is held near what the path delivers per round trip.
-///
-/// BBR alone keeps two such amounts in flight and more, and on a path with a short queue loses half
-/// of its packets; held to 1.4 of them it kept the path full with no loss of its own.
-#[derive(Debug)]
-struct CappedBbrConfig;
-
-impl ControllerFactory for CappedBbrConfig {
-    fn build(self: Arc<Self>, now: Instant, mtu: u16) -> Box<dyn Controller> {
-        let inner = Arc::new(BbrConfig::default()).build(now, mtu);
-        let cap = Cap { round_began: now, min_since: now, ..Cap::default_at(now) };
-        Box::new(CappedBbr { inner, cap })
-    }
-}
-
-struct CappedBbr {
-    inner: Box<dyn Controller>,
-    cap: Cap,
-}
-
-/// Follows delivery rate and least round trip.
-#[derive(Clone, Debug)]
-struct Cap {
-    round_began: Instant,
-    round_bytes: u64,
-    /// Bytes per second of the last rounds, a ring.
-    rates: [f64; RATE_ROUNDS],
-    round: usize,
-    min_rtt: Duration,
-    min_since: Instant,
-    /// While the rate still grows the window may grow with it.
-    full_rate: f64,
-    rounds_without_gain: u32,
-}
-
-impl Cap {
-    fn default_at(now: Instant) -> Cap {
-        Cap {
-            round_began: now,
-            round_bytes: 0,
-            rates: [0.0; RATE_ROUNDS],
-            round: 0,
-            min_rtt: Duration::MAX,
-            min_since: now,
-            full_rate: 0.0,
-            rounds_without_gain: 0,
-        }
-    }
-
-    fn on_ack(&mut self, now: Instant, bytes: u64, app_limited: bool, rtt: Duration) {
-        if rtt <= self.min_rtt || now.duration_since(self.min_since) > MIN_RTT_LIFE {
-            (self.min_rtt, self.min_since) = (rtt, now);
-        }
-        self.round_bytes += bytes;
-        let elapsed = now.duration_since(self.round_began);
-        if elapsed < rtt.max(ROUND_MIN) {
-            return;
-        }
-        let rate = self.round_bytes as f64 / elapsed.as_secs_f64();
-        (self.round_began, self.round_bytes) = (now, 0);
-        // A round that had too little to send says nothing about the path, unless it did better.
-        if app_limited && rate < self.rate() {
-            return;
-        }
-        self.round = (self.round + 1) % RATE_ROUNDS;
-        self.rates[self.round] = rate;
-        if rate > self.full_rate * 1.25 {
-            self.full_rate = rate;
-            self.rounds_without_gain = 0;
-        } else {
-            self.rounds_without_gain = self.rounds_without_gain.saturating_add(1);
-        }
-    }
-
-    fn rate(&self) -> f64 {
-        self.rates.iter().copied().fold(0.0, f64::max)
-    }
-
-    fn bytes(&self) -> u64 {
-        if self.min_rtt == Duration::MAX || self.rate() == 0.0 {
-            return u64::MAX;
-        }
-        let gain = if self.rounds_without_gain < 3 { GAIN_GROWING } else { GAIN };
-        ((self.rate() * self.min_rtt.as_secs_f64() * gain) as u64).max(WINDOW_MIN)
-    }
-}
-
-impl Controller for CappedBbr {
-    fn on_sent(&mut self, now: Instant, bytes: u64, last_packet_number: u64) {
-        self.inner.on_sent(now, bytes, last_packet_number);
-    }
-
-    fn on_ack(&mut self, now: Instant, sent: Instant, bytes: u64, app_limited: bool, rtt: &RttEstimator) {
-        self.inner.on_ack(now, sent, bytes, app_limited, rtt);
-        self.cap.on_ack(now, bytes, app_limited, rtt.get());
-    }
-
-    fn on_end_acks(&mut self, now: Instant, in_flight: u64, app_limited: bool, largest: Option<u64>) {
-        self.inner.on_end_acks(now, in_flight, app_limited, largest);
-    }
-
-    fn on_congestion_event(&mut self, now: Instant, sent: Instant, persistent: bool, lost_bytes: u64) {
-        self.inner.on_congestion_event(now, sent, persistent, lost_bytes);
-    }
-
-    fn on_mtu_update(&mut self, new_mtu: u16) {
-        self.inner.on_mtu_update(new_mtu);
-    }
-
-    fn window(&self) -> u64 {
-        self.inner.window().min(self.cap.bytes())
-    }
-
-    fn clone_box(&self) -> Box<dyn Controller> {
-        Box::new(CappedBbr { inner: self.inner.clone_box(), cap: self.cap.clone() })
-    }
-
-    fn initial_window(&self) -> u64 {
-        self.inner.initial_window()
-    }
-
-    fn into_any(self: Box<Self>) -> Box<dyn Any> {
-        self
-    }
 }
 
 const TAG_CONTROL: u8 = 0;
@@ -656,68 +557,9 @@ const KEEP_ALIVE: Duration = Duration::from_secs(5);
 const IDLE: Duration = Duration::from_secs(20);
 const STREAM_WINDOW: u64 = 2 << 20;
 const UDP_BUFFER: usize = 4 << 20;
-const READ_BYTES: usize = 256 * 1024;
+const CHUNKS: usize = 64;
+/// Packets that a peer may receive before it must acknowledge.
+const PACKETS_PER_ACK: u32 = 10;
 const EVENTS_MAX: usize = 256;
 const CONTROL_QUEUE: usize = 256;
 const DATA_QUEUE: usize = 4;
-const RATE_ROUNDS: usize = 10;
-const ROUND_MIN: Duration = Duration::from_millis(5);
-const MIN_RTT_LIFE: Duration = Duration::from_secs(30);
-const GAIN: f64 = 1.4;
-const GAIN_GROWING: f64 = 2.5;
-const WINDOW_MIN: u64 = 64 * 1024;
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    /// A path of this rate and round trip, from which a sender gets as much as its window allows.
-    fn drive(cap: &mut Cap, start: Instant, rate: f64, rtt: Duration, rounds: u32) -> Instant {
-        let mut now = start;
-        let bdp = rate * rtt.as_secs_f64();
-        for _ in 0..rounds {
-            now += rtt;
-            let delivered = (cap.bytes().min(16 << 20) as f64).min(bdp).max(14_000.0);
-            cap.on_ack(now, delivered as u64, false, rtt);
-        }
-        now
-    }
-
-    #[test]
-    fn the_window_settles_near_what_the_path_holds() {
-        let (rate, rtt) = (25e6, Duration::from_millis(100));
-        let start = Instant::now();
-        let mut cap = Cap::default_at(start);
-        assert_eq!(cap.bytes(), u64::MAX, "nothing is known yet");
-        drive(&mut cap, start, rate, rtt, 30);
-        let held = cap.bytes() as f64 / (rate * rtt.as_secs_f64());
-        assert!((1.3..1.5).contains(&held), "{held} of the path");
-    }
-
-    #[test]
-    fn the_window_follows_a_path_that_becomes_faster_or_longer() {
-        let start = Instant::now();
-        let mut cap = Cap::default_at(start);
-        let now = drive(&mut cap, start, 2e6, Duration::from_millis(50), 30);
-        let slow = cap.bytes();
-        let now = drive(&mut cap, now, 20e6, Duration::from_millis(50), 60);
-        assert!(cap.bytes() > slow * 8, "{} after {slow}", cap.bytes());
-        drive(&mut cap, now, 20e6, Duration::from_millis(200), 300);
-        let held = cap.bytes() as f64 / (20e6 * 0.2);
-        assert!(held > 1.2, "{held} of the longer path");
-    }
-
-    #[test]
-    fn rounds_with_little_to_send_do_not_shrink_the_window() {
-        let (rate, rtt) = (25e6, Duration::from_millis(100));
-        let start = Instant::now();
-        let mut cap = Cap::default_at(start);
-        let mut now = drive(&mut cap, start, rate, rtt, 30);
-        let before = cap.bytes();
-        for _ in 0..100 {
-            now += rtt;
-            cap.on_ack(now, 1_000, true, rtt);
-        }
-        assert_eq!(cap.bytes(), before);
-    }
-}

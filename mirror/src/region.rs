@@ -1,10 +1,11 @@
-//! The own region: who it is, which topics it has now, and the clock of this process.
+//! The own region: who it is, which topics and which policies of links it has now, and the clock of this
+//! process.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, LazyLock};
 use std::time::{Duration, Instant};
 
-use kafka::private::TopicInfo;
+use kafka::private::{LinkPolicy, LinksAnswer, TopicInfo};
 use kafka::{RegionId, RegionName, TopicName};
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
@@ -31,21 +32,45 @@ impl Topics {
     }
 }
 
+/// The policies of the region's links at one moment. Cheap to clone.
+#[derive(Clone, Debug)]
+pub struct Policies {
+    stored: Arc<BTreeMap<RegionName, LinkPolicy>>,
+}
+
+impl Policies {
+    /// The policy of the link to `peer`; the default where the region keeps none.
+    pub fn of(&self, peer: &RegionName) -> LinkPolicy {
+        self.stored.get(peer).cloned().unwrap_or_default()
+    }
+
+    fn learned(answer: LinksAnswer) -> Option<Policies> {
+        Some(Policies { stored: Arc::new(answer.links?.into_iter().collect()) })
+    }
+}
+
+/// What is followed of the own region.
+#[derive(Clone)]
+pub struct Followed {
+    pub topics: watch::Receiver<Topics>,
+    pub policies: watch::Receiver<Policies>,
+}
+
 /// Milliseconds since this process first asked.
 pub fn now() -> Now {
     static START: LazyLock<Instant> = LazyLock::new(Instant::now);
     Now(u64::try_from(START.elapsed().as_millis()).unwrap_or(u64::MAX))
 }
 
-/// Waits for the region's broker, then follows its topics until `stop`. `None` when stopped before.
-pub async fn learn(target: Target, stop: CancellationToken) -> Option<(watch::Receiver<Topics>, Follower)> {
+/// Waits for the region's broker, then follows it until `stop`. `None` when stopped before.
+pub async fn learn(target: Target, stop: CancellationToken) -> Option<(Followed, Follower)> {
     let mut said = String::new();
     loop {
-        match first(&target).await {
-            Ok((local, topics, generation)) => {
+        match Follower::first(&target).await {
+            Ok((followed, follower)) => {
+                let topics = followed.topics.borrow().clone();
                 info!(region = %topics.name, id = %topics.region, "mirror of this region");
-                let (sender, receiver) = watch::channel(topics);
-                return Some((receiver, Follower { target, local: Some(local), generation, sender }));
+                return Some((followed, follower));
             }
             Err(error) => {
                 let text = error.to_string();
@@ -59,27 +84,32 @@ pub async fn learn(target: Target, stop: CancellationToken) -> Option<(watch::Re
     }
 }
 
-async fn first(target: &Target) -> Result<(Local, Topics, u64), LocalError> {
-    let local = Local::connect(target).await?;
-    let answer = local.topics(0).await?;
-    let by_name = by_name(answer.topics.unwrap_or_default());
-    let topics = Topics { region: answer.region, name: answer.region_name, by_name };
-    Ok((local, topics, answer.generation))
-}
-
-fn by_name(topics: Vec<TopicInfo>) -> Arc<BTreeMap<TopicName, TopicInfo>> {
-    Arc::new(topics.into_iter().map(|topic| (topic.name.clone(), topic)).collect())
-}
-
-/// Asks for changes of the topics, again and again.
+/// Asks for changes, again and again.
 pub struct Follower {
     target: Target,
     local: Option<Local>,
-    generation: u64,
-    sender: watch::Sender<Topics>,
+    /// Of topics, and of policies.
+    generations: (u64, u64),
+    topics: watch::Sender<Topics>,
+    policies: watch::Sender<Policies>,
 }
 
 impl Follower {
+    async fn first(target: &Target) -> Result<(Followed, Follower), LocalError> {
+        let local = Local::connect(target).await?;
+        let (mine, links) = (local.topics(0).await?, local.links(0).await?);
+        let generations = (mine.generation, links.generation);
+        let by_name = by_name(mine.topics.unwrap_or_default());
+        let (topics, topics_out) =
+            watch::channel(Topics { region: mine.region, name: mine.region_name, by_name });
+        // Generation 0 is none, so this answer names all there are.
+        let stored = links.links.unwrap_or_default().into_iter().collect();
+        let (policies, policies_out) = watch::channel(Policies { stored: Arc::new(stored) });
+        let followed = Followed { topics: topics_out, policies: policies_out };
+        let target = target.clone();
+        Ok((followed, Follower { target, local: Some(local), generations, topics, policies }))
+    }
+
     pub async fn run(mut self, stop: CancellationToken) {
         while stop.run_until_cancelled(tokio::time::sleep(POLL)).await.is_some() {
             if self.look().await.is_err() {
@@ -97,14 +127,24 @@ impl Follower {
             Some(local) => local.clone(),
             None => self.local.insert(Local::connect(&self.target).await?).clone(),
         };
-        let answer = local.topics(self.generation).await?;
-        self.generation = answer.generation;
-        if let Some(list) = answer.topics {
-            let topics = Topics { region: answer.region, name: answer.region_name, by_name: by_name(list) };
-            self.sender.send_replace(topics);
+        // A policy that was set before a topic was made is asked for after it and told before it, so that
+        // what is to stay at home is never offered.
+        let mine = local.topics(self.generations.0).await?;
+        let links = local.links(self.generations.1).await?;
+        self.generations = (mine.generation, links.generation);
+        if let Some(policies) = Policies::learned(links) {
+            self.policies.send_replace(policies);
+        }
+        if let Some(list) = mine.topics {
+            let topics = Topics { region: mine.region, name: mine.region_name, by_name: by_name(list) };
+            self.topics.send_replace(topics);
         }
         Ok(())
     }
+}
+
+fn by_name(topics: Vec<TopicInfo>) -> Arc<BTreeMap<TopicName, TopicInfo>> {
+    Arc::new(topics.into_iter().map(|topic| (topic.name.clone(), topic)).collect())
 }
 
 const POLL: Duration = Duration::from_millis(250);

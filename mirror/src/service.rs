@@ -21,13 +21,12 @@ use tracing::{Instrument as _, info, warn};
 use uuid::Uuid;
 
 use crate::config::{Config, LinkConfig};
-use crate::link::{Frame, HELLO_MS, Identity, LinkErrorCode};
+use crate::link::{Frame, HELLO_MS, Identity, LinkErrorCode, VERSION};
 use crate::local::{Local, Target};
 use crate::metrics::{LinkMetrics, show};
-use crate::policy::Policy;
 use crate::quic::{Incoming, Net, NetError, NetEvent, NetOptions, Session};
-use crate::region::{Topics, learn};
-use crate::session::{Arrival, End, Plan, run};
+use crate::region::{Policies, Topics, learn};
+use crate::session::{Arrival, End, Plan, paused_text, run};
 use crate::status::Board;
 
 /// Why a mirror does not start; each names the thing.
@@ -70,11 +69,7 @@ pub async fn start(config: Config, service: ServiceHandle) -> Result<Running, St
         return Err(StartError::Streams(config.streams_max));
     }
     let bind: SocketAddr = config.bind.parse().map_err(|_| StartError::Bind(config.bind.clone()))?;
-    let options = NetOptions {
-        congestion: config.congestion,
-        streams_max: config.streams_max,
-        receive_window: config.credit_bytes,
-    };
+    let options = NetOptions { streams_max: config.streams_max, receive_window: config.credit_bytes };
     let net = Arc::new(Net::bind(bind, config.link_tls.as_ref().unwrap_or(&config.tls), &options)?);
     let (server, client) = net.tls();
     server.follow(&service, |_| {});
@@ -112,23 +107,19 @@ struct Mirror {
 impl Mirror {
     async fn run(self, links: Vec<(RegionName, LinkConfig)>) {
         let stop = self.service.stopping().clone();
-        let Some((topics, follower)) = learn(self.target.clone(), stop.clone()).await else { return };
-        let own = topics.borrow().name.clone();
+        let Some((own, follower)) = learn(self.target.clone(), stop.clone()).await else { return };
+        let (region, name) = {
+            let topics = own.topics.borrow();
+            (topics.region, topics.name.clone())
+        };
         let instance = Uuid::new_v4();
         let mut doors = HashMap::new();
         for (peer, link) in links {
             let plan = Plan {
-                identity: Identity {
-                    region: topics.borrow().region,
-                    name: own.clone(),
-                    instance,
-                    peer: peer.clone(),
-                },
-                policy: Policy::new(&link.include, &link.exclude, link.boe_lanes, link.ppe_lanes),
+                identity: Identity { region, name: name.clone(), instance, peer: peer.clone() },
                 target: self.target.clone(),
-                topics: topics.clone(),
+                own: own.clone(),
                 credit_bytes: self.config.credit_bytes,
-                rate_max: self.config.send_rate_bytes_max,
                 board: self.board.clone(),
                 metrics: LinkMetrics::new(self.service.metrics(), peer.as_str()),
             };
@@ -140,7 +131,7 @@ impl Mirror {
         self.service.spawn_child(report(self.target.clone(), self.board.clone(), stop.clone()));
         self.service.spawn_child(follower.run(stop.clone()));
         self.service.set_ready(true);
-        let accept = self.accept(&topics, Arc::new(doors));
+        let accept = self.accept(&own.topics, Arc::new(doors));
         stop.run_until_cancelled(accept).await;
         self.net.close().await;
     }
@@ -213,42 +204,120 @@ impl Keeper {
     }
 
     async fn keep(&self, arrivals: &mut mpsc::Receiver<Arrival>, wanted: watch::Sender<bool>) {
+        let mut policies = self.plan.own.policies.clone();
         let mut said = String::new();
         loop {
-            wanted.send_replace(true);
-            let Some(Some(mut arrival)) = self.stop.run_until_cancelled(arrivals.recv()).await else {
-                return;
-            };
+            let next = self.next(arrivals, &mut policies, &wanted);
+            let Some(Some(arrival)) = self.stop.run_until_cancelled(next).await else { return };
             wanted.send_replace(false);
-            self.plan.metrics.connections.inc();
-            let (state, reason, wait) = loop {
-                let span = tracing::info_span!("link", peer = self.link.peer);
-                match run(&self.plan, arrival, arrivals, &self.stop).instrument(span).await {
-                    End::Replaced(next) => arrival = next,
-                    End::Stopping => return,
-                    End::Lost(reason) => break (LinkState::Connecting, reason, LOST_WAIT),
-                    // Told beforehand; no fault.
-                    End::Refused(LinkErrorCode::Stopping, text) => {
-                        info!(peer = self.link.peer, "link is down: {text}");
-                        said.clone_from(&text);
-                        break (LinkState::Connecting, text, LOST_WAIT);
-                    }
-                    // Two mirrors that start at once may both give way; no fault.
-                    End::Refused(LinkErrorCode::Replaced | LinkErrorCode::Silent, text) => {
-                        break (LinkState::Connecting, text, LOST_WAIT);
-                    }
-                    End::Refused(_, text) => break (LinkState::Faulted, text, REFUSED_WAIT),
-                }
+            let down = match self.sessions(arrival, arrivals).await {
+                End::Stopping => return,
+                end => Down::of(end),
             };
-            if reason != said {
-                warn!(peer = self.link.peer, "link is down: {reason}");
-                said = reason.clone();
+            if down.reason != said {
+                if down.is_fault {
+                    warn!(peer = self.link.peer, "link is down: {}", down.reason);
+                } else {
+                    info!(peer = self.link.peer, "link is down: {}", down.reason);
+                }
+                said.clone_from(&down.reason);
             }
-            self.plan.board.disconnected(&self.link.peer, shown(&self.link), state, &reason);
-            let early = tokio::time::sleep(wait);
+            self.plan.board.disconnected(&self.link.peer, shown(&self.link), down.state, &down.reason);
+            let early = tokio::time::sleep(down.wait);
             if self.stop.run_until_cancelled(early).await.is_none() {
                 return;
             }
+        }
+    }
+
+    /// The next connection, as soon as the policy wants one.
+    async fn next(
+        &self,
+        arrivals: &mut mpsc::Receiver<Arrival>,
+        policies: &mut watch::Receiver<Policies>,
+        wanted: &watch::Sender<bool>,
+    ) -> Option<Arrival> {
+        loop {
+            if self.plan.policy().paused {
+                wanted.send_replace(false);
+                self.rest(arrivals, policies).await?;
+            }
+            wanted.send_replace(true);
+            tokio::select! {
+                arrival = arrivals.recv() => return arrival,
+                changed = policies.changed() => changed.ok()?,
+            }
+        }
+    }
+
+    /// Runs sessions as long as each is replaced by another.
+    async fn sessions(&self, first: Arrival, arrivals: &mut mpsc::Receiver<Arrival>) -> End {
+        let mut arrival = first;
+        loop {
+            let span = tracing::info_span!("link", peer = self.link.peer);
+            match run(&self.plan, arrival, arrivals, &self.stop).instrument(span).await {
+                End::Replaced(next) => arrival = next,
+                end => return end,
+            }
+        }
+    }
+
+    /// Until the link's policy pauses it no more.
+    async fn rest(
+        &self,
+        arrivals: &mut mpsc::Receiver<Arrival>,
+        policies: &mut watch::Receiver<Policies>,
+    ) -> Option<()> {
+        let (peer, own) = (&self.plan.identity.peer, &self.plan.identity.name);
+        info!(%peer, "link is paused by its policy");
+        let reason = format!("paused; `sealane mirror link set {peer} --resume` ends it");
+        self.plan.board.disconnected(peer.as_str(), shown(&self.link), LinkState::Paused, &reason);
+        while self.plan.policy().paused {
+            tokio::select! {
+                arrival = arrivals.recv() => {
+                    let Arrival { session, hello } = arrival?;
+                    let version = hello.map_or(VERSION, |hello| hello.version);
+                    let code = LinkErrorCode::Paused.for_version(version);
+                    // The peer asks again and again, and a slow one must not keep the others waiting.
+                    let refused = Arrival::refuse(session, code, paused_text(own));
+                    tokio::spawn(refused);
+                }
+                changed = policies.changed() => changed.ok()?,
+            }
+        }
+        info!(%peer, "link is paused no more");
+        Some(())
+    }
+}
+
+/// Why and how a link is down, and how long before it is tried again.
+struct Down {
+    state: LinkState,
+    reason: String,
+    wait: Duration,
+    is_fault: bool,
+}
+
+impl Down {
+    fn of(end: End) -> Down {
+        let down = |state, reason, wait, is_fault| Down { state, reason, wait, is_fault };
+        match end {
+            End::Lost(reason) => down(LinkState::Connecting, reason, LOST_WAIT, true),
+            // Told beforehand; no fault.
+            End::Refused(LinkErrorCode::Stopping, text) => {
+                down(LinkState::Connecting, text, LOST_WAIT, false)
+            }
+            End::Refused(LinkErrorCode::Paused, text) => down(LinkState::Paused, text, PAUSED_WAIT, false),
+            // Two mirrors that start at once may both give way.
+            End::Refused(LinkErrorCode::Replaced | LinkErrorCode::Silent, text) => {
+                down(LinkState::Connecting, text, LOST_WAIT, true)
+            }
+            End::Refused(_, text) => down(LinkState::Faulted, text, REFUSED_WAIT, true),
+            End::Changed => {
+                let reason = "it begins anew with another policy".to_owned();
+                down(LinkState::Connecting, reason, Duration::ZERO, false)
+            }
+            End::Replaced(_) | End::Stopping => unreachable!("these are no reason to be down"),
         }
     }
 }
@@ -338,6 +407,7 @@ const ARRIVALS_MAX: usize = 4;
 const DIAL_WAIT_MIN: Duration = Duration::from_millis(200);
 const DIAL_WAIT_MAX: Duration = Duration::from_secs(5);
 const LOST_WAIT: Duration = Duration::from_millis(200);
+const PAUSED_WAIT: Duration = Duration::from_secs(1);
 const REFUSED_WAIT: Duration = Duration::from_secs(10);
 const REPORT_EVERY: Duration = Duration::from_secs(1);
 const REPORT_PARTITIONS_MAX: usize = 20_000;

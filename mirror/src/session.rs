@@ -8,20 +8,19 @@ use std::time::Duration;
 
 use bytes::{Bytes, BytesMut};
 use futures_util::future::BoxFuture;
-use kafka::RegionId;
-use kafka::private::{LinkReport, LinkState};
+use kafka::private::{LinkPolicy, LinkReport, LinkState};
+use kafka::{RegionId, RegionName};
 use tokio::sync::{mpsc, watch};
 use tokio::task::JoinSet;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
-use tracing::{info, warn};
+use tracing::{debug, info, warn};
 
 use crate::link::{Append, Frame, Hello, Identity, Link, LinkErrorCode, Output};
 use crate::local::{Local, LocalError, Target};
 use crate::metrics::LinkMetrics;
-use crate::policy::Policy;
 use crate::quic::{NetEvent, Session};
-use crate::region::{Topics, now};
+use crate::region::{Followed, Policies, Topics, now};
 use crate::sink::{SinkEvent, TopicJob, TopicTask, append_task};
 use crate::source::{Found, Source};
 use crate::status::Board;
@@ -30,14 +29,18 @@ use crate::status::Board;
 #[derive(Clone)]
 pub struct Plan {
     pub identity: Identity,
-    pub policy: Policy,
     pub target: Target,
-    pub topics: watch::Receiver<Topics>,
+    pub own: Followed,
     pub credit_bytes: u64,
-    /// Bytes per second, 0 for no limit.
-    pub rate_max: u64,
     pub board: Board,
     pub metrics: LinkMetrics,
+}
+
+impl Plan {
+    /// What may cross the link, as the region says now.
+    pub fn policy(&self) -> LinkPolicy {
+        self.own.policies.borrow().of(&self.identity.peer)
+    }
 }
 
 /// A connection that has come about.
@@ -55,6 +58,8 @@ pub enum End {
     Lost(String),
     /// The two ends do not fit.
     Refused(LinkErrorCode, String),
+    /// The link's policy is another one now.
+    Changed,
     Stopping,
 }
 
@@ -75,7 +80,7 @@ pub async fn run(
             return End::Lost(error.to_string());
         }
     };
-    let mut driver = Driver::new(plan, session, Source::new(source, &plan.policy), sink);
+    let mut driver = Driver::new(plan, session, source, sink);
     if let Some(hello) = hello {
         driver.link.on_frame(Frame::Hello(hello), now());
     }
@@ -84,6 +89,7 @@ pub async fn run(
         End::Replaced(_) => (LinkErrorCode::Replaced, "another connection serves this link".to_owned()),
         End::Lost(text) => (LinkErrorCode::Stopping, text.clone()),
         End::Refused(code, text) => (*code, text.clone()),
+        End::Changed => (LinkErrorCode::Stopping, String::new()),
         End::Stopping => (LinkErrorCode::Stopping, "the mirror stops".to_owned()),
     };
     driver.tasks.abort_all();
@@ -99,6 +105,9 @@ struct Driver<'a> {
     sink: Local,
     tasks: JoinSet<()>,
     topics: watch::Receiver<Topics>,
+    policies: watch::Receiver<Policies>,
+    /// What this session goes by; rate and congestion may change under it.
+    policy: LinkPolicy,
     units: mpsc::Sender<Box<Append>>,
     jobs: Option<mpsc::Sender<TopicJob>>,
     events: mpsc::Receiver<SinkEvent>,
@@ -106,15 +115,18 @@ struct Driver<'a> {
     reading: Option<BoxFuture<'static, Result<Found, LocalError>>>,
     /// The waiting read was told to end.
     woken: bool,
-    bucket: Bucket,
     reported: Option<Instant>,
     expires: Option<Instant>,
     peer_region: Option<RegionId>,
 }
 
 impl<'a> Driver<'a> {
-    fn new(plan: &'a Plan, session: Session, source: Source, sink: Local) -> Driver<'a> {
-        let link = Link::new(plan.identity.clone(), session.streams(), plan.credit_bytes, now());
+    fn new(plan: &'a Plan, session: Session, source: Local, sink: Local) -> Driver<'a> {
+        let mut policies = plan.own.policies.clone();
+        let policy = policies.borrow_and_update().of(&plan.identity.peer);
+        let mut link = Link::new(plan.identity.clone(), session.streams(), plan.credit_bytes, now());
+        link.limit_rate(policy.rate_bytes_max, now());
+        session.set_congestion(policy.congestion);
         let (events_in, events) = mpsc::channel(EVENTS_MAX);
         // Units are bounded by credit, of which each takes this much at least.
         let (units, units_out) = mpsc::channel((plan.credit_bytes / 1024) as usize + UNITS_SLACK);
@@ -125,17 +137,18 @@ impl<'a> Driver<'a> {
             plan,
             link,
             session,
-            source,
+            source: Source::new(source, &policy),
             sink,
             tasks,
-            topics: plan.topics.clone(),
+            topics: plan.own.topics.clone(),
+            policies,
+            policy,
             units,
             jobs: None,
             events,
             events_in,
             reading: None,
             woken: false,
-            bucket: Bucket::new(plan.rate_max),
             reported: None,
             expires,
             peer_region: None,
@@ -144,6 +157,9 @@ impl<'a> Driver<'a> {
 
     async fn drive(&mut self, arrivals: &mut mpsc::Receiver<Arrival>, stop: &CancellationToken) -> End {
         let room = self.session.room();
+        if self.policy.paused {
+            return self.end_for_policy();
+        }
         loop {
             if let Some(end) = self.carry_out() {
                 return end;
@@ -171,7 +187,18 @@ impl<'a> Driver<'a> {
                     }
                 }
                 () = room.notified() => {}
-                Ok(()) = self.topics.changed() => self.offer(),
+                Ok(()) = self.policies.changed() => {
+                    if let Some(end) = self.follow_policy() {
+                        return end;
+                    }
+                }
+                Ok(()) = self.topics.changed() => {
+                    // Both may have changed, and a new topic is for the new policy.
+                    if let Some(end) = self.follow_policy() {
+                        return end;
+                    }
+                    self.offer();
+                }
                 Some(arrival) = arrivals.recv() => {
                     if let Some(end) = self.on_arrival(arrival) {
                         return end;
@@ -184,7 +211,8 @@ impl<'a> Driver<'a> {
                 self.link.on_time(now());
             }
             if self.expires.is_some_and(|at| Instant::now() >= at) {
-                return End::Lost("the peer's certificate has expired".to_owned());
+                let peer = &self.plan.identity.peer;
+                return End::Lost(format!("the certificate of region {peer} has expired"));
             }
         }
     }
@@ -208,6 +236,29 @@ impl<'a> Driver<'a> {
             end = Some(End::Lost("the peer does not read its control stream".to_owned()));
         }
         end
+    }
+
+    /// Rate and congestion are taken over as they are; any other change is for the next session, which
+    /// begins at once and from the vectors.
+    fn follow_policy(&mut self) -> Option<End> {
+        let policy = self.policies.borrow_and_update().of(&self.plan.identity.peer);
+        let LinkPolicy { rate_bytes_max, congestion, .. } = policy;
+        self.link.limit_rate(rate_bytes_max, now());
+        self.session.set_congestion(congestion);
+        let same = policy == LinkPolicy { rate_bytes_max, congestion, ..self.policy.clone() };
+        self.policy = policy;
+        if same { None } else { Some(self.end_for_policy()) }
+    }
+
+    /// Tells the peer, so that it takes this for no fault.
+    fn end_for_policy(&mut self) -> End {
+        let (code, text) = match self.policy.paused {
+            true => (LinkErrorCode::Paused, paused_text(&self.plan.identity.name)),
+            false => (LinkErrorCode::Stopping, "the link begins anew with another policy".to_owned()),
+        };
+        self.link.close(code, text);
+        self.carry_out();
+        End::Changed
     }
 
     fn append(&mut self, append: Box<Append>) -> Option<End> {
@@ -241,6 +292,7 @@ impl<'a> Driver<'a> {
                 self.plan.metrics.resets.inc();
                 self.job(TopicJob::Truncated { place, next, reason })
             }
+            Output::Deleted { topic, incarnation } => self.job(TopicJob::Deleted { topic, incarnation }),
             Output::Quarantined { place, reason } => {
                 self.plan.metrics.quarantines.inc();
                 self.job(TopicJob::Quarantined { place, reason })
@@ -253,13 +305,14 @@ impl<'a> Driver<'a> {
         let (peer, address) = (&self.plan.identity.peer, self.session.address());
         let streams = self.session.streams();
         info!(%peer, region = %hello.region, %address, streams, dialled = self.session.dialled, "link is up");
+        self.plan.metrics.connections.inc();
         self.peer_region = Some(hello.region);
         let (jobs, jobs_out) = mpsc::channel(JOBS_MAX);
         let task = TopicTask::new(
             self.sink.clone(),
-            self.plan.policy.clone(),
+            self.policy.clone(),
             (peer.to_string(), hello.region),
-            self.plan.topics.clone(),
+            self.plan.own.topics.clone(),
             self.events_in.clone(),
             self.plan.metrics.resets.clone(),
         );
@@ -275,7 +328,7 @@ impl<'a> Driver<'a> {
 
     fn offer(&mut self) {
         let topics = self.topics.borrow_and_update().clone();
-        let crossing = topics.iter().filter(|topic| self.plan.policy.crosses(&topic.name));
+        let crossing = topics.iter().filter(|topic| self.policy.lets(&topic.name));
         self.link.offer(crossing.cloned().collect());
     }
 
@@ -304,6 +357,7 @@ impl<'a> Driver<'a> {
             SinkEvent::Halt(halts) => {
                 halts.into_iter().for_each(|(place, halt)| self.link.halt(&place, halt))
             }
+            SinkEvent::TellDeleted(topic, incarnation) => self.link.tell_deleted(topic, incarnation),
             SinkEvent::Failed(error) => return Some(End::Lost(error.to_string())),
         }
         None
@@ -329,18 +383,15 @@ impl<'a> Driver<'a> {
         }
     }
 
+    /// A unit of each stream in turn, until none has one, or room, or the rate is used up.
     fn send_units(&mut self) {
-        self.bucket.refill();
-        for stream in 0..self.session.streams() {
-            let (link, bucket) = (&mut self.link, &mut self.bucket);
-            let take = |bucket: &mut Bucket, link: &mut Link| {
-                let unit = if bucket.is_open() { link.take_unit(stream) } else { None };
-                if let Some(unit) = &unit {
-                    bucket.take(unit.charge());
-                }
-                unit
-            };
-            while self.session.send_unit(stream, || take(bucket, link)) {}
+        let mut sent = true;
+        while sent {
+            sent = false;
+            for stream in self.link.turn(now()) {
+                let link = &mut self.link;
+                sent |= self.session.send_unit(stream, || link.take_unit(stream));
+            }
         }
     }
 
@@ -365,25 +416,19 @@ impl<'a> Driver<'a> {
 
     fn deadline(&self) -> Instant {
         let wait = self.link.deadline().since(now()).min(REPORT.as_millis() as u64);
-        let mut deadline = Instant::now() + Duration::from_millis(wait);
-        if !self.bucket.is_open() {
-            deadline = deadline.min(Instant::now() + BUCKET_TURN);
-        }
-        deadline
+        Instant::now() + Duration::from_millis(wait)
     }
 
     fn report(&mut self) {
-        if self.reported.is_some_and(|at| at.elapsed() < REPORT) {
+        // Until both sides know each other, why there was no link before stays shown.
+        if !self.link.is_up() || self.reported.is_some_and(|at| at.elapsed() < REPORT) {
             return;
         }
         self.reported = Some(Instant::now());
         let partitions = self.link.report(now());
         let (sent_bytes, received_bytes) = self.session.traffic();
-        let state = match self.link.is_up() {
-            false => LinkState::Connecting,
-            true if partitions.iter().any(|p| p.state == LinkState::Lagging) => LinkState::Lagging,
-            true => LinkState::Active,
-        };
+        let lagging = partitions.iter().any(|p| p.state == LinkState::Lagging);
+        let state = if lagging { LinkState::Lagging } else { LinkState::Active };
         self.plan.board.put(LinkReport {
             peer: self.plan.identity.peer.to_string(),
             region: self.peer_region,
@@ -401,7 +446,10 @@ impl<'a> Driver<'a> {
 impl Arrival {
     /// Tells the peer why its connection is of no use, and closes it.
     pub async fn refuse(session: Session, code: LinkErrorCode, text: String) {
-        warn!(address = %session.address(), "link refused: {text}");
+        match code {
+            LinkErrorCode::Paused => debug!(address = %session.address(), "link refused: {text}"),
+            _ => warn!(address = %session.address(), "link refused: {text}"),
+        }
         let mut frame = BytesMut::new();
         Frame::Error { code, text: text.clone() }.write(&mut frame);
         session.send_control(Bytes::from(frame));
@@ -409,37 +457,12 @@ impl Arrival {
     }
 }
 
-/// A limit on bytes per second: a token bucket of a tenth of a second.
-struct Bucket {
-    rate: u64,
-    tokens: f64,
-    filled: Instant,
-}
-
-impl Bucket {
-    fn new(rate: u64) -> Bucket {
-        Bucket { rate, tokens: rate as f64 / 10.0, filled: Instant::now() }
-    }
-
-    fn refill(&mut self) {
-        let now = Instant::now();
-        let earned = self.rate as f64 * now.duration_since(self.filled).as_secs_f64();
-        self.tokens = (self.tokens + earned).min(self.rate as f64 / 10.0);
-        self.filled = now;
-    }
-
-    /// A unit may overdraw; the debt is waited for.
-    fn is_open(&self) -> bool {
-        self.rate == 0 || self.tokens > 0.0
-    }
-
-    fn take(&mut self, bytes: u64) {
-        self.tokens -= bytes as f64;
-    }
+/// What a peer is told whose link is paused here.
+pub fn paused_text(own: &RegionName) -> String {
+    format!("region {own} has paused this link")
 }
 
 const REPORT: Duration = Duration::from_secs(1);
-const BUCKET_TURN: Duration = Duration::from_millis(10);
 const EVENTS_MAX: usize = 256;
 const EVENTS_PER_TURN: usize = 64;
 const JOBS_MAX: usize = 10_000;

@@ -11,7 +11,8 @@ use chassis::metrics::Counter;
 use futures_util::FutureExt;
 use futures_util::future::BoxFuture;
 use kafka::private::{
-    AppendAnswer, AppendRequest, LinkState, MIRROR_APPEND, Note, NoteKind, PartitionVector, TopicInfo, Unit,
+    AppendAnswer, AppendRequest, LinkPolicy, LinkState, MIRROR_APPEND, Note, NoteKind, PartitionVector,
+    TopicInfo, Unit,
 };
 use kafka::{ErrorCode, Offset, PartitionIndex, RegionId, TimestampMs, TopicId, TopicName};
 use tokio::sync::{mpsc, watch};
@@ -19,7 +20,7 @@ use tracing::{info, warn};
 
 use crate::link::{Append, Appended, Halt, Place, Position, Sub};
 use crate::local::{Local, LocalError, read};
-use crate::policy::{Align, Plan, Policy, plan};
+use crate::policy::{Align, Plan, follows_deletion, plan};
 use crate::region::Topics;
 
 /// Bytes of units in one request; a single unit may be larger.
@@ -35,6 +36,8 @@ pub enum SinkEvent {
     Appended(Vec<Appended>),
     Want(Vec<Position>),
     Halt(Vec<(Place, Halt)>),
+    /// This incarnation of the peer's topic had a copy here, which was deleted by a person.
+    TellDeleted(TopicName, TopicId),
     /// The session cannot go on.
     Failed(LocalError),
 }
@@ -47,6 +50,11 @@ pub enum TopicJob {
     Gone(Vec<TopicName>),
     /// Read positions again.
     Reposition(Vec<Place>),
+    /// The peer's copy of this incarnation of a topic here was deleted.
+    Deleted {
+        topic: TopicName,
+        incarnation: TopicId,
+    },
     Truncated {
         place: Place,
         next: Offset,
@@ -128,7 +136,7 @@ async fn start(
 ) -> Result<BoxFuture<'static, Result<Vec<Appended>, LocalError>>, LocalError> {
     let heads: Vec<(Sub, u64)> = batch.iter().map(|append| (append.sub, append.charge)).collect();
     let units: Vec<Unit> = batch.into_iter().map(|append| append.unit).collect();
-    let answer = local.start(MIRROR_APPEND, &AppendRequest { units }).await?;
+    let answer = local.start_append(&AppendRequest { units }).await?;
     Ok(Box::pin(async move {
         let answer: AppendAnswer = read(MIRROR_APPEND, answer).await?;
         let outcomes = heads.into_iter().zip(answer.outcomes);
@@ -136,18 +144,28 @@ async fn start(
     }))
 }
 
+/// What the durable note of kind *linked* remembers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Linked {
+    theirs: TopicId,
+    /// Nil in a note of an older version.
+    local: TopicId,
+}
+
 /// Keeps the topics of this region in line with those of the peer.
 pub struct TopicTask {
     local: Local,
-    policy: Policy,
+    policy: LinkPolicy,
     peer: String,
     peer_region: RegionId,
     topics: watch::Receiver<Topics>,
     events: mpsc::Sender<SinkEvent>,
     resets: Counter,
     offered: HashMap<TopicName, TopicInfo>,
-    /// Incarnations of the peer's topics that have been mirrored here.
-    linked: HashMap<TopicName, TopicId>,
+    /// Incarnations of the peer's topics that have been mirrored here, and of those here they went to.
+    linked: HashMap<TopicName, Linked>,
+    /// Incarnations of topics here that a link deleted, whichever link.
+    followed: HashSet<TopicId>,
     /// Drift that was noted in this session.
     drifted: HashSet<TopicName>,
     /// What is wanted now: local incarnation, the peer's, partitions.
@@ -157,7 +175,7 @@ pub struct TopicTask {
 impl TopicTask {
     pub fn new(
         local: Local,
-        policy: Policy,
+        policy: LinkPolicy,
         peer: (String, RegionId),
         topics: watch::Receiver<Topics>,
         events: mpsc::Sender<SinkEvent>,
@@ -174,6 +192,7 @@ impl TopicTask {
             resets,
             offered: HashMap::new(),
             linked: HashMap::new(),
+            followed: HashSet::new(),
             drifted: HashSet::new(),
             wanted: HashMap::new(),
         }
@@ -187,11 +206,7 @@ impl TopicTask {
     }
 
     async fn work(&mut self, jobs: &mut mpsc::Receiver<TopicJob>) -> Result<(), LocalError> {
-        for note in self.local.notes(&self.peer).await? {
-            if note.kind == NoteKind::Linked {
-                self.linked.insert(note.topic, note.incarnation);
-            }
-        }
+        self.remember().await?;
         let mut before = self.topics.borrow_and_update().clone();
         loop {
             tokio::select! {
@@ -212,6 +227,25 @@ impl TopicTask {
                 }
             }
         }
+    }
+
+    /// Reads the durable notes that decide what becomes of a topic that is missing here.
+    async fn remember(&mut self) -> Result<(), LocalError> {
+        for note in self.local.notes(&self.peer).await? {
+            if note.kind == NoteKind::Linked {
+                let local = note.text.parse().map_or(NOBODY, TopicId);
+                self.linked.insert(note.topic, Linked { theirs: note.incarnation, local });
+            }
+        }
+        self.read_followed().await
+    }
+
+    /// Deletions that a link followed may be of any link of this region, and of this moment.
+    async fn read_followed(&mut self) -> Result<(), LocalError> {
+        let notes = self.local.notes("").await?.into_iter();
+        let deletions = notes.filter(|note| note.kind == NoteKind::Deletion);
+        self.followed = deletions.map(|note| note.incarnation).collect();
+        Ok(())
     }
 
     /// Offered topics that are others here than they were, or than what is wanted: one that came
@@ -242,6 +276,7 @@ impl TopicTask {
                 Ok(())
             }
             TopicJob::Reposition(places) => self.reposition(places).await,
+            TopicJob::Deleted { topic, incarnation } => self.follow_deletion(topic, incarnation).await,
             TopicJob::Truncated { place, next, reason } => {
                 warn!(peer = self.peer, topic = %place.0, partition = %place.1, %reason, "partition stopped");
                 let incarnation = self.incarnation(&place.0);
@@ -263,7 +298,7 @@ impl TopicTask {
     }
 
     fn incarnation(&self, topic: &TopicName) -> TopicId {
-        self.offered.get(topic).map_or(TopicId(uuid::Uuid::nil()), |info| info.id)
+        self.offered.get(topic).map_or(NOBODY, |info| info.id)
     }
 
     async fn next_of(&self, place: &Place) -> Result<Offset, LocalError> {
@@ -274,8 +309,9 @@ impl TopicTask {
 
     /// Brings a topic in line, and wants its partitions or says why not.
     async fn align(&mut self, theirs: TopicInfo) -> Result<(), LocalError> {
-        if !self.policy.crosses(&theirs.name) {
-            return Ok(());
+        if !self.policy.lets(&theirs.name) {
+            let reason = "the policy of this link leaves this topic out".to_owned();
+            return self.hold(&theirs, Halt::Paused(reason)).await;
         }
         let (region, local) = {
             let topics = self.topics.borrow();
@@ -290,6 +326,7 @@ impl TopicTask {
         }
         let done = match planned {
             Plan::Hold(reason) => return self.hold(&theirs, Halt::Paused(reason)).await,
+            Plan::Deleted => return self.hold_deleted(&theirs).await,
             Plan::Create => self.local.create_topic(&theirs).await,
             Plan::Align(align) => self.align_existing(&theirs, align).await,
         };
@@ -316,7 +353,7 @@ impl TopicTask {
     /// The list of topics may be older than a topic that was just created, so ask before one counts
     /// as deleted.
     async fn plan_missing(&mut self, theirs: &TopicInfo, region: RegionId) -> Result<Plan, LocalError> {
-        let deleted = self.linked.get(&theirs.name) == Some(&theirs.id);
+        let deleted = self.has_linked(&theirs.name, theirs.id);
         if deleted {
             let first = self.local.vectors(vec![(theirs.name.clone(), PartitionIndex(0))]).await?;
             if let Some(there) = first.first().filter(|vector| vector.error == ErrorCode::None) {
@@ -327,6 +364,62 @@ impl TopicTask {
             }
         }
         Ok(plan(theirs, self.peer_region, None, region, deleted))
+    }
+
+    fn has_linked(&self, topic: &TopicName, theirs: TopicId) -> bool {
+        self.linked.get(topic).is_some_and(|linked| linked.theirs == theirs)
+    }
+
+    /// The topic was here and is not any more: it stays away, and where deletions cross the peer is told,
+    /// unless a link did it: what a link deleted is for the region that began it to tell.
+    async fn hold_deleted(&mut self, theirs: &TopicInfo) -> Result<(), LocalError> {
+        self.read_followed().await?;
+        let local = self.linked.get(&theirs.name).map_or(NOBODY, |linked| linked.local);
+        let reason = match self.followed.contains(&local) {
+            true => "deleted here because another region deleted it; a link does not bring a topic back",
+            false => "deleted in this region; a link does not bring a topic back",
+        };
+        let tell = self.policy.deletions && local != NOBODY && !self.followed.contains(&local);
+        if tell {
+            info!(peer = self.peer, topic = %theirs.name, "deleted here: the peer is told");
+            let _ = self.events.send(SinkEvent::TellDeleted(theirs.name.clone(), theirs.id)).await;
+        }
+        self.hold(theirs, Halt::Paused(reason.to_owned())).await
+    }
+
+    /// Deletes a topic here because the peer's copy of it was deleted, if this link's policy says so too.
+    async fn follow_deletion(&mut self, topic: TopicName, incarnation: TopicId) -> Result<(), LocalError> {
+        let here = self.topics.borrow().by_name(&topic).cloned();
+        if !follows_deletion(here.as_ref(), incarnation) {
+            return Ok(());
+        }
+        if !self.policy.deletions || !self.policy.lets(&topic) {
+            info!(peer = self.peer, %topic, "deleted by the peer, and kept here: deletions do not cross this link");
+            return Ok(());
+        }
+        let text = format!("deleted here because it was deleted in {} (id {incarnation} here)", self.peer);
+        warn!(peer = self.peer, %topic, "{text}");
+        // Noted first: a crash in between leaves a note of what the peer asks for again, never a deletion
+        // that looks like a person's.
+        let place = (topic.clone(), PartitionIndex(-1));
+        self.note(NoteKind::Deletion, &place, incarnation, (Offset(0), Offset(0)), text).await?;
+        // What the peer makes under this name from now on is another topic and is welcome.
+        self.note_linked(&topic, Linked { theirs: NOBODY, local: NOBODY }).await?;
+        match self.local.delete_topic(incarnation).await {
+            Err(LocalError::Client(error @ kafka_client::ClientError::Refused { .. })) => {
+                warn!(peer = self.peer, %topic, "not deleted yet, until the link's next start: {error}");
+                Ok(())
+            }
+            done => done,
+        }
+    }
+
+    async fn note_linked(&mut self, topic: &TopicName, linked: Linked) -> Result<(), LocalError> {
+        let place = (topic.clone(), PartitionIndex(-1));
+        let local = linked.local.to_string();
+        self.note(NoteKind::Linked, &place, linked.theirs, (Offset(0), Offset(0)), local).await?;
+        self.linked.insert(topic.clone(), linked);
+        Ok(())
     }
 
     async fn align_existing(&mut self, theirs: &TopicInfo, align: Align) -> Result<(), LocalError> {
@@ -363,10 +456,12 @@ impl TopicTask {
             let places: Vec<Place> = some.iter().map(|i| (theirs.name.clone(), PartitionIndex(*i))).collect();
             self.want_places(places).await?;
         }
-        if self.linked.get(&theirs.name) != Some(&theirs.id) {
-            let place = (theirs.name.clone(), PartitionIndex(-1));
-            self.note(NoteKind::Linked, &place, theirs.id, (Offset(0), Offset(0)), String::new()).await?;
-            self.linked.insert(theirs.name.clone(), theirs.id);
+        // Of a partition that was not open there is no incarnation yet; it is wanted again soon.
+        if let Some((local, ..)) = self.wanted.get(&theirs.name).copied() {
+            let linked = Linked { theirs: theirs.id, local };
+            if self.linked.get(&theirs.name) != Some(&linked) {
+                self.note_linked(&theirs.name, linked).await?;
+            }
         }
         Ok(())
     }
@@ -376,7 +471,7 @@ impl TopicTask {
         for place in places {
             // A topic that is not here any more has to be looked at as a whole.
             let here = self.topics.borrow().by_name(&place.0).is_some();
-            if here && self.linked.get(&place.0) == Some(&self.incarnation(&place.0)) {
+            if here && self.has_linked(&place.0, self.incarnation(&place.0)) {
                 present.push(place);
             } else {
                 topics.insert(place.0);
@@ -507,5 +602,7 @@ fn now_plus(ms: u64) -> crate::link::Now {
     crate::region::now().plus(ms)
 }
 
+/// No topic.
+const NOBODY: TopicId = TopicId(uuid::Uuid::nil());
 const ALIGN_RETRY_MS: u64 = 10_000;
 const OPEN_RETRY_MS: u64 = 300;

@@ -5,11 +5,10 @@
 
 use futures_util::future::BoxFuture;
 use kafka::Offset;
-use kafka::private::{FetchAnswer, FetchFrom, FetchOutcome, FetchRequest, MIRROR_FETCH};
+use kafka::private::{FetchAnswer, FetchFrom, FetchOutcome, FetchRequest, LinkPolicy, MIRROR_FETCH};
 
 use crate::link::{Sub, Wish};
 use crate::local::{Local, LocalError, read};
-use crate::policy::Policy;
 
 /// How long a read waits at the broker when there is nothing; news ends it at once.
 const WAIT_MS: u32 = 5_000;
@@ -26,9 +25,9 @@ pub struct Source {
 pub type Found = Vec<(Sub, Offset, FetchOutcome)>;
 
 impl Source {
-    pub fn new(local: Local, policy: &Policy) -> Source {
+    pub fn new(local: Local, policy: &LinkPolicy) -> Source {
         let session = uuid::Uuid::new_v4().as_u64_pair().0;
-        Source { local, session, pass_boe: policy.boe, pass_ppe: policy.ppe }
+        Source { local, session, pass_boe: policy.boe_lanes, pass_ppe: policy.ppe_lanes }
     }
 
     /// Begins a read; it waits at the broker until there is something.

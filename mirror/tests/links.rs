@@ -8,18 +8,12 @@ use std::time::Duration;
 
 use broker::config::Storage;
 use chassis::certs::CertificateDir;
+use control::v1::SetLinkRequest;
 use kafka::batch::{Attributes, Codec};
 use kafka::private::{Direction, LinkState, NoteKind};
 use kafka::record::BatchBuilder;
 use kafka::{Offset, ProducerEpoch, ProducerId, TimestampMs};
-use regions::{Client, Region, by_origin, eventually, link, now, numbered, stop, two};
-
-async fn same_in_both(east: &Client, west: &Client, count: usize) {
-    let a = by_origin(&east.wait_for("t", 0, count).await);
-    let b = by_origin(&west.wait_for("t", 0, count).await);
-    assert_eq!(a, b, "each origin's records, in order");
-    assert_eq!(a.values().map(Vec::len).sum::<usize>(), count, "no record twice: {a:?}");
-}
+use regions::{Region, by_origin, copy, eventually, link, now, numbered, same_in_both, stop, two};
 
 #[tokio::test(flavor = "multi_thread")]
 async fn both_regions_converge_and_their_logs_rest() {
@@ -302,17 +296,6 @@ async fn three_regions_in_a_mesh_hold_the_same_records_and_relay_none() {
     }
 }
 
-/// Records of the raw log, markers left out: (offset inside its batch, value).
-fn raw_values(region: &Region, topic: &str) -> Vec<(i64, String)> {
-    let data = region.raw(topic, 0).into_iter().filter(|batch| !batch.header.is_control());
-    let of = |batch: &kafka::Batch| {
-        let base = batch.header.base_offset.0;
-        let value = |r: regions::Seen| (r.offset - base, String::from_utf8(r.value.unwrap()).unwrap());
-        regions::records_of(batch).into_iter().map(value).collect::<Vec<_>>()
-    };
-    data.flat_map(|batch| of(&batch)).collect()
-}
-
 #[tokio::test(flavor = "multi_thread")]
 async fn records_of_ppe_lanes_stay_at_home_unless_the_link_names_them() {
     let base = tempfile::tempdir().unwrap();
@@ -331,13 +314,13 @@ async fn records_of_ppe_lanes_stay_at_home_unless_the_link_names_them() {
     e.produce_batch("t", 0, mixed(&["ppe-x", "ppe-x"])).await;
     e.produce_batch("t", 0, mixed(&["", "boe-a", "ppe-x", ""])).await;
     let crossed = [(0, "0-".to_owned()), (1, "1-boe-a".to_owned()), (3, "3-".to_owned())];
-    assert!(eventually(async || raw_values(&west, "t") == crossed).await, "{:?}", raw_values(&west, "t"));
+    assert!(eventually(async || west.raw_values("t") == crossed).await, "{:?}", west.raw_values("t"));
     // The last batch was rewritten on its way: that proves nothing, and is no fault, after a restart.
     west.stop_mirror().await;
     west.start_mirror(vec![west.link_to(&east)]).await;
     e.produce_batch("t", 0, mixed(&["ppe-x"])).await;
     e.produce_batch("t", 0, mixed(&["boe-b"])).await;
-    assert!(eventually(async || raw_values(&west, "t").len() == 4).await, "{:?}", west.link("east"));
+    assert!(eventually(async || west.raw_values("t").len() == 4).await, "{:?}", west.link("east"));
     e.produce_batch("t", 0, mixed(&["ppe-x"])).await;
     let caught_up = eventually(async || {
         let partitions = west.link("east").2;
@@ -350,10 +333,10 @@ async fn records_of_ppe_lanes_stay_at_home_unless_the_link_names_them() {
     north.start_broker().await;
     let mut east = east;
     east.stop_mirror().await;
-    let link = mirror::LinkConfig { ppe_lanes: true, ..east.link_to(&north) };
-    east.start_mirror(vec![link]).await;
+    east.set_link("north", SetLinkRequest { ppe_lanes: Some(true), ..SetLinkRequest::default() }).await;
+    east.start_mirror(vec![east.link_to(&north)]).await;
     north.start_mirror(vec![north.link_to(&east)]).await;
-    assert!(eventually(async || raw_values(&north, "t").len() == 9).await, "{:?}", raw_values(&north, "t"));
+    assert!(eventually(async || north.raw_values("t").len() == 9).await, "{:?}", north.raw_values("t"));
     north.stop_mirror().await;
     north.stop_broker().await;
     stop([east, west]).await;
@@ -361,8 +344,6 @@ async fn records_of_ppe_lanes_stay_at_home_unless_the_link_names_them() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn what_retention_took_before_it_was_sent_is_noted_as_a_gap() {
-    use kafka::messages::DeleteRecordsRequest;
-    use kafka::messages::delete_records_request::{DeleteRecordsPartition, DeleteRecordsTopic};
     let base = tempfile::tempdir().unwrap();
     let (mut east, west) = two(base.path(), Storage::Memory).await;
     let (e, w) = (east.client().await, west.client().await);
@@ -371,13 +352,7 @@ async fn what_retention_took_before_it_was_sent_is_noted_as_a_gap() {
     w.wait_for("t", 0, 10).await;
     east.stop_mirror().await;
     e.produce_all("t", 0, numbered("e", 10..15)).await;
-    let partition = DeleteRecordsPartition::default().with_partition_index(0).with_offset(13);
-    let topic = DeleteRecordsTopic::default().with_name(regions::text("t").into());
-    let request = DeleteRecordsRequest::default()
-        .with_topics(vec![topic.with_partitions(vec![partition])])
-        .with_timeout_ms(10_000);
-    let answer = e.0.call(&request).await.unwrap();
-    assert_eq!(answer.topics[0].partitions[0].error_code, 0);
+    e.delete_records("t", 0, 13).await;
     east.start_mirror(vec![east.link_to(&west)]).await;
     assert_eq!(w.wait_for("t", 0, 12).await[10..], numbered("e", 13..15));
     let gaps = |notes: Vec<kafka::private::Note>| -> Vec<(i64, i64)> {
@@ -436,19 +411,6 @@ async fn a_source_that_lost_its_end_is_a_fault_and_not_continued() {
     stop([east, west]).await;
 }
 
-fn copy(from: &std::path::Path, to: &std::path::Path) {
-    std::fs::create_dir_all(to).unwrap();
-    for entry in std::fs::read_dir(from).unwrap() {
-        let entry = entry.unwrap();
-        let to = to.join(entry.file_name());
-        if entry.file_type().unwrap().is_dir() {
-            copy(&entry.path(), &to);
-        } else {
-            std::fs::copy(entry.path(), to).unwrap();
-        }
-    }
-}
-
 #[tokio::test(flavor = "multi_thread")]
 async fn records_are_the_same_bytes_on_the_other_side() {
     let base = tempfile::tempdir().unwrap();
@@ -501,7 +463,7 @@ async fn nothing_remote_fences_a_local_producer() {
     w.wait_for("t", 0, 3).await;
     // The same producer id, an older epoch: no trace of the remote one.
     for n in 0..3 {
-        assert_eq!(w.try_produce("t", 0, idempotent(&format!("w{n}"), 2, n)).await, 0);
+        assert_eq!(w.try_produce("t", 0, idempotent(&format!("w{n}"), 2, n)).await.unwrap(), 0);
     }
     let mut batches = Vec::new();
     let there = eventually(async || {
@@ -528,44 +490,15 @@ async fn topics_follow_with_configuration_and_partitions() {
     e.produce("t", 1, "one").await;
     let there = eventually(async || w.values("t", 1).await.len() == 1);
     assert!(there.await, "{:?} {:?}", west.link("east"), east.link("west"));
-    let retention = async || describe(&w, "t", "retention.ms").await;
+    let retention = async || w.config("t", "retention.ms").await;
     assert_eq!(retention().await, "86400000");
     e.grow("t", 4).await;
     e.produce("t", 3, "three").await;
     w.wait_for("t", 3, 1).await;
     w.produce("t", 2, "back").await;
     e.wait_for("t", 2, 1).await;
-    set(&e, "t", "retention.ms", "172800000").await;
+    e.set_config("t", "retention.ms", "172800000").await;
     assert!(eventually(async || retention().await == "172800000").await, "{}", retention().await);
     assert!(west.notes().await.iter().any(|n| n.kind == NoteKind::Drift));
     stop([east, west]).await;
-}
-
-async fn describe(client: &Client, topic: &str, key: &str) -> String {
-    use kafka::messages::DescribeConfigsRequest;
-    use kafka::messages::describe_configs_request::DescribeConfigsResource;
-    let resource = DescribeConfigsResource::default()
-        .with_resource_type(2)
-        .with_resource_name(regions::text(topic))
-        .with_configuration_keys(Some(vec![regions::text(key)]));
-    let request = DescribeConfigsRequest::default().with_resources(vec![resource]);
-    let answer = client.0.call(&request).await.unwrap();
-    let value = answer.results[0].configs.first().and_then(|config| config.value.clone());
-    value.map(|value| value.as_str().to_owned()).unwrap_or_default()
-}
-
-async fn set(client: &Client, topic: &str, key: &str, value: &str) {
-    use kafka::messages::IncrementalAlterConfigsRequest;
-    use kafka::messages::incremental_alter_configs_request::{AlterConfigsResource, AlterableConfig};
-    let config = AlterableConfig::default()
-        .with_name(regions::text(key))
-        .with_config_operation(0)
-        .with_value(Some(regions::text(value)));
-    let resource = AlterConfigsResource::default()
-        .with_resource_type(2)
-        .with_resource_name(regions::text(topic))
-        .with_configs(vec![config]);
-    let request = IncrementalAlterConfigsRequest::default().with_resources(vec![resource]);
-    let answer = client.0.call(&request).await.unwrap();
-    assert_eq!(answer.responses[0].error_code, 0, "{answer:?}");
 }

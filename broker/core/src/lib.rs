@@ -6,6 +6,7 @@ pub mod epochs;
 pub mod fold;
 pub mod group;
 pub mod offsets_log;
+pub mod placement;
 pub mod producer;
 pub mod retention;
 

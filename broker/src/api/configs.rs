@@ -3,14 +3,16 @@
 //! Topic settings can be changed; the broker's own come from its configuration file and are shown
 //! only. Unknown keys are left out of a description and named in a refusal.
 
-use std::collections::{BTreeMap, HashSet};
+use std::collections::HashSet;
 
 use bytes::Bytes;
 use kafka::frame::RequestHeader;
+use kafka::messages::alter_configs_request::{AlterConfigsResource, AlterableConfig};
 use kafka::messages::describe_configs_request::DescribeConfigsResource;
 use kafka::messages::describe_configs_response::{
     DescribeConfigsResourceResult, DescribeConfigsResult, DescribeConfigsSynonym,
 };
+use kafka::messages::incremental_alter_configs_request::AlterConfigsResource as IncrementalResource;
 use kafka::messages::list_config_resources_response::ConfigResource;
 use kafka::messages::{
     AlterConfigsRequest, AlterConfigsResponse, DescribeConfigsRequest, DescribeConfigsResponse,
@@ -19,7 +21,7 @@ use kafka::messages::{
 };
 use kafka::{ErrorCode, StrBytes, TopicName};
 
-use super::message::{self, text};
+use super::message::{self, Refusal, text};
 use super::{Answer, Body, Ctx};
 use crate::broker::Broker;
 use crate::configs::{
@@ -32,9 +34,6 @@ const TOPIC: i8 = 2;
 const BROKER: i8 = 4;
 /// Topics, brokers, their loggers, client metrics, groups: what ListConfigResources may be asked for.
 const RESOURCE_KINDS: [i8; 5] = [TOPIC, BROKER, 8, 16, 32];
-
-/// Why a resource of a request is refused.
-type Refusal = (ErrorCode, String);
 
 pub fn describe(ctx: &Ctx, header: &RequestHeader, body: Bytes) -> Answer {
     let request: DescribeConfigsRequest = match message::read(header, body) {
@@ -207,32 +206,21 @@ pub fn alter(ctx: &Ctx, header: &RequestHeader, body: Bytes) -> Answer {
         Err(answer) => return answer,
     };
     let (ctx, version) = (ctx.clone(), header.api_version);
+    let asked = |resource: AlterConfigsResource| Asked {
+        kind: resource.resource_type,
+        change: replacement(&resource.configs),
+        name: resource.resource_name,
+    };
+    let asked: Vec<Asked> = request.resources.into_iter().map(asked).collect();
     Answer::Later(Box::pin(async move {
-        let repeated = repeated(request.resources.iter().map(|r| (r.resource_type, &r.resource_name)));
-        let mut responses = Vec::with_capacity(request.resources.len());
-        for resource in &request.resources {
-            let target = (resource.resource_type, &resource.resource_name);
-            let outcome = async {
-                once(&repeated, target)?;
-                let mut overrides = Overrides::new();
-                for config in &resource.configs {
-                    let value = config.value.as_ref().ok_or_else(|| null(&config.name))?;
-                    if overrides.insert(config.name.to_string(), value.to_string()).is_some() {
-                        return Err(duplicate_key(&config.name));
-                    }
-                }
-                change(&ctx, target, ConfigChange::Replace(overrides), request.validate_only).await
-            };
-            let (error, reason) = told(outcome.await);
-            responses.push(
-                alter_configs_response::AlterConfigsResourceResponse::default()
-                    .with_error_code(error)
-                    .with_error_message(reason)
-                    .with_resource_type(resource.resource_type)
-                    .with_resource_name(resource.resource_name.clone()),
-            );
-        }
-        Body::message(&AlterConfigsResponse::default().with_responses(responses), version)
+        let told = change_each(&ctx, asked, request.validate_only).await.into_iter().map(|told| {
+            alter_configs_response::AlterConfigsResourceResponse::default()
+                .with_error_code(told.error)
+                .with_error_message(told.reason)
+                .with_resource_type(told.kind)
+                .with_resource_name(told.name)
+        });
+        Body::message(&AlterConfigsResponse::default().with_responses(told.collect()), version)
     }))
 }
 
@@ -243,32 +231,73 @@ pub fn alter_incrementally(ctx: &Ctx, header: &RequestHeader, body: Bytes) -> An
         Err(answer) => return answer,
     };
     let (ctx, version) = (ctx.clone(), header.api_version);
+    let asked = |resource: IncrementalResource| Asked {
+        kind: resource.resource_type,
+        change: operations(resource.configs.iter().map(|c| (&c.name, c.config_operation, &c.value))),
+        name: resource.resource_name,
+    };
+    let asked: Vec<Asked> = request.resources.into_iter().map(asked).collect();
     Answer::Later(Box::pin(async move {
-        let repeated = repeated(request.resources.iter().map(|r| (r.resource_type, &r.resource_name)));
-        let mut responses = Vec::with_capacity(request.resources.len());
-        for resource in &request.resources {
-            let target = (resource.resource_type, &resource.resource_name);
-            let outcome = async {
-                once(&repeated, target)?;
-                let ops = resource.configs.iter().map(|c| (&c.name, c.config_operation, &c.value));
-                change(&ctx, target, ConfigChange::Each(operations(ops)?), request.validate_only).await
-            };
-            let (error, reason) = told(outcome.await);
-            responses.push(
-                incremental_alter_configs_response::AlterConfigsResourceResponse::default()
-                    .with_error_code(error)
-                    .with_error_message(reason)
-                    .with_resource_type(resource.resource_type)
-                    .with_resource_name(resource.resource_name.clone()),
-            );
-        }
-        Body::message(&IncrementalAlterConfigsResponse::default().with_responses(responses), version)
+        let told = change_each(&ctx, asked, request.validate_only).await.into_iter().map(|told| {
+            incremental_alter_configs_response::AlterConfigsResourceResponse::default()
+                .with_error_code(told.error)
+                .with_error_message(told.reason)
+                .with_resource_type(told.kind)
+                .with_resource_name(told.name)
+        });
+        Body::message(&IncrementalAlterConfigsResponse::default().with_responses(told.collect()), version)
     }))
+}
+
+/// What a request wants of one resource, or why it cannot be had.
+struct Asked {
+    kind: i8,
+    name: StrBytes,
+    change: Result<ConfigChange, Refusal>,
+}
+
+/// What became of it.
+struct Told {
+    kind: i8,
+    name: StrBytes,
+    error: i16,
+    reason: Option<StrBytes>,
+}
+
+async fn change_each(ctx: &Ctx, asked: Vec<Asked>, only_check: bool) -> Vec<Told> {
+    let repeated = message::repeated(asked.iter().map(|asked| (asked.kind, asked.name.clone())));
+    let mut all = Vec::with_capacity(asked.len());
+    for Asked { kind, name, change } in asked {
+        let outcome = match repeated.contains(&(kind, name.clone())) {
+            true => Err((ErrorCode::InvalidRequest, "Each resource must appear at most once.".to_owned())),
+            false => match change {
+                Ok(change) => change_one(ctx, kind, &name, change, only_check).await,
+                Err(refused) => Err(refused),
+            },
+        };
+        let (error, reason) = match outcome {
+            Ok(()) => (ErrorCode::None, None),
+            Err((error, reason)) => (error, Some(text(reason))),
+        };
+        all.push(Told { kind, name, error: error.code(), reason });
+    }
+    all
+}
+
+fn replacement(configs: &[AlterableConfig]) -> Result<ConfigChange, Refusal> {
+    let mut overrides = Overrides::new();
+    for config in configs {
+        let value = config.value.as_ref().ok_or_else(|| null(&config.name))?;
+        if overrides.insert(config.name.to_string(), value.to_string()).is_some() {
+            return Err(duplicate_key(&config.name));
+        }
+    }
+    Ok(ConfigChange::Replace(overrides))
 }
 
 fn operations<'a>(
     configs: impl Iterator<Item = (&'a StrBytes, i8, &'a Option<StrBytes>)>,
-) -> Result<Vec<(String, ConfigOp)>, Refusal> {
+) -> Result<ConfigChange, Refusal> {
     let mut operations = Vec::new();
     let mut names = HashSet::new();
     for (name, operation, value) in configs {
@@ -285,12 +314,13 @@ fn operations<'a>(
         };
         operations.push((name.to_string(), operation));
     }
-    Ok(operations)
+    Ok(ConfigChange::Each(operations))
 }
 
-async fn change(
+async fn change_one(
     ctx: &Ctx,
-    (kind, name): (i8, &StrBytes),
+    kind: i8,
+    name: &str,
     change: ConfigChange,
     only_check: bool,
 ) -> Result<(), Refusal> {
@@ -322,28 +352,6 @@ fn null(name: &str) -> Refusal {
 
 fn duplicate_key(name: &str) -> Refusal {
     (ErrorCode::InvalidRequest, format!("Error due to duplicate config keys : {name}"))
-}
-
-fn repeated<'a>(resources: impl Iterator<Item = (i8, &'a StrBytes)>) -> HashSet<(i8, &'a StrBytes)> {
-    let mut counts: BTreeMap<_, u32> = BTreeMap::new();
-    for (kind, name) in resources {
-        *counts.entry((kind, name)).or_default() += 1;
-    }
-    counts.into_iter().filter(|(_, count)| *count > 1).map(|(resource, _)| resource).collect()
-}
-
-fn once(repeated: &HashSet<(i8, &StrBytes)>, resource: (i8, &StrBytes)) -> Result<(), Refusal> {
-    if repeated.contains(&resource) {
-        return Err((ErrorCode::InvalidRequest, "Each resource must appear at most once.".to_owned()));
-    }
-    Ok(())
-}
-
-fn told(outcome: Result<(), Refusal>) -> (i16, Option<StrBytes>) {
-    match outcome {
-        Ok(()) => (ErrorCode::None.code(), None),
-        Err((error, reason)) => (error.code(), Some(text(reason))),
-    }
 }
 
 /// Version 0 knows client metrics alone, of which there are none.

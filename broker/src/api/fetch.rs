@@ -160,7 +160,7 @@ impl Fetch {
     ) -> Fetched {
         let broker = &self.ctx.broker;
         let Some(partition) = broker.partition(topic, asked.index) else {
-            return FetchedPartition::failed(asked.index, ErrorCode::UnknownTopicOrPartition);
+            return FetchedPartition::failed(asked.index, broker.absent(topic, asked.index));
         };
         if let Some(error) = epoch_error(asked.current_leader_epoch, partition.epoch) {
             return FetchedPartition::failed(asked.index, error);
@@ -234,7 +234,8 @@ pub fn epoch_error(asked: LeaderEpoch, ours: LeaderEpoch) -> Option<ErrorCode> {
 fn read_error(partition: &Partition, error: &ReadError) -> ErrorCode {
     match error {
         ReadError::OutOfRange { .. } => ErrorCode::OffsetOutOfRange,
-        ReadError::Closed => ErrorCode::UnknownTopicOrPartition,
+        // Deleted or handed over: the client looks again, and then hears which.
+        ReadError::Closed => ErrorCode::NotLeaderOrFollower,
         ReadError::Faulted(_) => ErrorCode::KafkaStorageError,
         ReadError::Store(_) | ReadError::Damaged { .. } => {
             tracing::error!(%partition, %error, "cannot read a partition");

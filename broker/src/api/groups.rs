@@ -2,7 +2,6 @@
 //! ListGroups, DescribeGroups, DeleteGroups. Decides what a request must bring; the rest is the
 //! coordinator's.
 
-use std::sync::Arc;
 use std::time::Duration;
 
 use broker_core::group::{
@@ -24,7 +23,7 @@ use kafka::messages::{
 };
 use kafka::{ErrorCode, GroupId, StrBytes};
 
-use super::{Answer, Body, Ctx};
+use super::{Answer, Body, Ctx, Principal};
 use crate::coordinator::{self, Description, Listed, Message, Sender};
 
 /// Longest group id: it must fit a record of `__consumer_offsets`.
@@ -85,7 +84,7 @@ pub fn join(ctx: &Ctx, header: &RequestHeader, body: Bytes) -> Answer {
 }
 
 fn checked_join(ctx: &Ctx, request: &JoinGroupRequest) -> Result<(GroupId, Option<MemberId>), ErrorCode> {
-    let group = member_group(&request.group_id)?;
+    let group = member_group(ctx, &request.group_id)?;
     if !ctx.broker.coordinator.config().session_timeout_ms.contains(&request.session_timeout_ms) {
         return Err(ErrorCode::InvalidSessionTimeout);
     }
@@ -127,7 +126,7 @@ pub fn sync(ctx: &Ctx, header: &RequestHeader, body: Bytes) -> Answer {
         Err(error) => return Answer::malformed(header, error),
     };
     let refused = |error| Answer::message(&sync_response(SyncReply::error(error)), version);
-    let group = match member_group(&request.group_id) {
+    let group = match member_group(ctx, &request.group_id) {
         Ok(group) => group,
         Err(error) => return refused(error),
     };
@@ -170,7 +169,7 @@ pub fn heartbeat(ctx: &Ctx, header: &RequestHeader, body: Bytes) -> Answer {
         Err(error) => return Answer::malformed(header, error),
     };
     let response = |error: ErrorCode| HeartbeatResponse::default().with_error_code(error.code());
-    let group = match member_group(&request.group_id) {
+    let group = match member_group(ctx, &request.group_id) {
         Ok(group) => group,
         Err(error) => return Answer::message(&response(error), version),
     };
@@ -197,7 +196,7 @@ pub fn leave(ctx: &Ctx, header: &RequestHeader, body: Bytes) -> Answer {
         0..=2 => vec![(request.member_id, None)],
         _ => request.members.into_iter().map(|m| (m.member_id, m.group_instance_id)).collect(),
     };
-    let group = match member_group(&request.group_id) {
+    let group = match member_group(ctx, &request.group_id) {
         Ok(group) => group,
         Err(error) => {
             return Answer::message(&LeaveGroupResponse::default().with_error_code(error.code()), version);
@@ -333,25 +332,26 @@ pub fn delete(ctx: &Ctx, header: &RequestHeader, body: Bytes) -> Answer {
         Ok(request) => request,
         Err(error) => return Answer::malformed(header, error),
     };
-    let broker: Arc<_> = ctx.broker.clone();
+    let ctx = ctx.clone();
     Answer::Later(Box::pin(async move {
         let deleted = request.groups_names.into_iter().map(|id| {
-            let broker = broker.clone();
+            let ctx = ctx.clone();
             async move {
-                let group = GroupId::new(&id.0);
-                let code = match broker.coordinator.is_serving() {
-                    true => {
-                        let ask = |reply| Message::DeleteGroup { group: group.clone(), reply };
-                        broker.coordinator.ask(&group, ask).await.unwrap_or_else(|error| error)
-                    }
-                    false => ErrorCode::GroupIdNotFound,
-                };
+                let code = delete_one(&ctx, &id.0).await.unwrap_or_else(|error| error);
                 DeletableGroupResult::default().with_group_id(id).with_error_code(code.code())
             }
         });
         let results = join_all(deleted.collect::<Vec<_>>()).await;
         Body::message(&DeleteGroupsResponse::default().with_results(results), version)
     }))
+}
+
+async fn delete_one(ctx: &Ctx, id: &StrBytes) -> Result<ErrorCode, ErrorCode> {
+    let group = changed_group(ctx, id)?;
+    if !ctx.broker.coordinator.is_serving() {
+        return Err(ErrorCode::GroupIdNotFound);
+    }
+    ctx.broker.coordinator.ask(&group, |reply| Message::DeleteGroup { group: group.clone(), reply }).await
 }
 
 /// The only type of group so far.
@@ -361,14 +361,24 @@ const CLASSIC: &str = "classic";
 const GROUP_OPERATIONS: i32 = 1 << 3 | 1 << 6 | 1 << 8 | 1 << 10 | 1 << 11;
 
 /// A group that can have members must have a name.
-fn member_group(id: &StrBytes) -> Result<GroupId, ErrorCode> {
+fn member_group(ctx: &Ctx, id: &StrBytes) -> Result<GroupId, ErrorCode> {
     if id.is_empty() {
         return Err(ErrorCode::InvalidGroupId);
     }
-    group_id(id)
+    changed_group(ctx, id)
 }
 
-/// A group that offsets are committed for; Kafka allows it no name.
+/// A group that this connection may change. The names of a lane's groups are the lane-router's, which
+/// speaks for them on the internal listener; to everybody else they are no legal names.
+pub(super) fn changed_group(ctx: &Ctx, id: &StrBytes) -> Result<GroupId, ErrorCode> {
+    let group = group_id(id)?;
+    if !ctx.connection.listener.internal {
+        ctx.broker.coordinator.observer().admits(&group, &Principal::Anonymous)?;
+    }
+    Ok(group)
+}
+
+/// A group that offsets are looked up for; Kafka allows it no name.
 pub(super) fn group_id(id: &StrBytes) -> Result<GroupId, ErrorCode> {
     if id.len() > GROUP_ID_MAX { Err(ErrorCode::InvalidGroupId) } else { Ok(GroupId::new(id)) }
 }

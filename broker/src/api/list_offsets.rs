@@ -94,8 +94,8 @@ fn look_up(
     topic: &str,
     asked: &ListOffsetsPartition,
 ) -> Result<Answered, ErrorCode> {
-    let partition =
-        ctx.broker.partition(topic, asked.partition_index).ok_or(ErrorCode::UnknownTopicOrPartition)?;
+    let index = asked.partition_index;
+    let partition = ctx.broker.partition(topic, index).ok_or_else(|| ctx.broker.absent(topic, index))?;
     check_epoch(asked.current_leader_epoch, partition.epoch)?;
     let needs = match asked.timestamp {
         MAX_TIMESTAMP => 7,
@@ -172,7 +172,8 @@ fn epoch_end(
     topic: &str,
     asked: &OffsetForLeaderPartition,
 ) -> Result<(LeaderEpoch, Offset), ErrorCode> {
-    let partition = ctx.broker.partition(topic, asked.partition).ok_or(ErrorCode::UnknownTopicOrPartition)?;
+    let index = asked.partition;
+    let partition = ctx.broker.partition(topic, index).ok_or_else(|| ctx.broker.absent(topic, index))?;
     check_epoch(asked.current_leader_epoch, partition.epoch)?;
     let epoch = LeaderEpoch(asked.leader_epoch);
     let unknown = (LeaderEpoch::NONE, Offset(-1));
@@ -213,7 +214,7 @@ pub fn delete_records(ctx: &Ctx, header: &RequestHeader, body: Bytes) -> Answer 
 }
 
 fn delete_below(ctx: &Ctx, topic: &str, index: i32, offset: i64) -> Result<Offset, ErrorCode> {
-    let partition = ctx.broker.partition(topic, index).ok_or(ErrorCode::UnknownTopicOrPartition)?;
+    let partition = ctx.broker.partition(topic, index).ok_or_else(|| ctx.broker.absent(topic, index))?;
     if partition.topic.is_internal() {
         return Err(ErrorCode::InvalidTopicException);
     }
@@ -227,7 +228,7 @@ fn delete_below(ctx: &Ctx, topic: &str, index: i32, offset: i64) -> Result<Offse
 fn read_code(partition: &Partition, error: &ReadError) -> ErrorCode {
     match error {
         ReadError::OutOfRange { .. } => ErrorCode::OffsetOutOfRange,
-        ReadError::Closed => ErrorCode::UnknownTopicOrPartition,
+        ReadError::Closed => ErrorCode::NotLeaderOrFollower,
         ReadError::Faulted(_) | ReadError::Store(_) => ErrorCode::KafkaStorageError,
         ReadError::Damaged { .. } => {
             tracing::error!(%partition, %error, "a log is damaged");

@@ -1,4 +1,7 @@
-//! What the handlers of cold messages share: reading a request, texts, addresses, whole-topic errors.
+//! What the handlers of cold messages share: reading a request, texts, addresses, refusals.
+
+use std::collections::HashSet;
+use std::hash::Hash;
 
 use bytes::Bytes;
 use kafka::frame::RequestHeader;
@@ -13,6 +16,9 @@ pub(super) const CLUSTER_OPERATIONS: i32 = 0b1_1111_1010_0000;
 /// The operations were not asked for.
 pub(super) const OPERATIONS_UNASKED: i32 = i32::MIN;
 
+/// Why one part of a request is refused: code and sentence.
+pub(super) type Refusal = (ErrorCode, String);
+
 /// The request, or the answer to one that cannot be read.
 pub(super) fn read<M: Decodable>(header: &RequestHeader, body: Bytes) -> Result<M, Answer> {
     cold::decode(header.api_version, body).map_err(|error| Answer::malformed(header, error))
@@ -20,6 +26,12 @@ pub(super) fn read<M: Decodable>(header: &RequestHeader, body: Bytes) -> Result<
 
 pub(super) fn text(text: impl Into<String>) -> StrBytes {
     StrBytes::from_string(text.into())
+}
+
+/// What stands more than once.
+pub(super) fn repeated<T: Eq + Hash + Clone>(all: impl Iterator<Item = T>) -> HashSet<T> {
+    let mut seen = HashSet::new();
+    all.filter(|one| !seen.insert(one.clone())).collect()
 }
 
 /// The broker's address on the listener of this connection.

@@ -23,7 +23,8 @@ use kafka::messages::{
 };
 use kafka::{ErrorCode, StrBytes, TopicId, TopicName};
 
-use super::message::{self, CLUSTER_OPERATIONS, OPERATIONS_UNASKED, TOPIC_OPERATIONS, address, text};
+use super::message::{self, CLUSTER_OPERATIONS, OPERATIONS_UNASKED, TOPIC_OPERATIONS, text};
+use super::nodes::{Node, controller, coordinator_of, leader, nodes, replicas};
 use super::{Answer, Body, Ctx};
 use crate::topics::{NewTopic, Topic};
 
@@ -43,7 +44,9 @@ pub fn metadata(ctx: &Ctx, header: &RequestHeader, body: Bytes) -> Answer {
             return Answer::message(&metadata_response(ctx, topics, version, &request), version);
         }
     };
-    let may_create = request.allow_auto_topic_creation && ctx.broker.config.auto_create_topics;
+    let may_create = request.allow_auto_topic_creation
+        && ctx.broker.config.auto_create_topics
+        && !ctx.connection.listener.raw;
     let mut topics = Vec::with_capacity(named.len());
     let mut missing = Vec::new();
     for asked in &named {
@@ -74,12 +77,13 @@ fn metadata_response(
     request: &MetadataRequest,
 ) -> MetadataResponse {
     let identity = &ctx.broker.identity;
-    let (host, port) = address(ctx);
-    let broker = MetadataResponseBroker::default().with_node_id(me(ctx)).with_host(host).with_port(port);
+    let broker = |node: Node| {
+        MetadataResponseBroker::default().with_node_id(node.id).with_host(node.host).with_port(node.port)
+    };
     let mut response = MetadataResponse::default()
-        .with_brokers(vec![broker])
+        .with_brokers(nodes(ctx).into_iter().map(broker).collect())
         .with_cluster_id(Some(text(identity.cluster_id.as_str())))
-        .with_controller_id(me(ctx))
+        .with_controller_id(controller(ctx))
         .with_topics(topics);
     if (8..=10).contains(&version) && request.include_cluster_authorized_operations {
         response.cluster_authorized_operations = CLUSTER_OPERATIONS;
@@ -139,17 +143,15 @@ async fn create(ctx: &Ctx, name: &str, ask_operations: bool) -> MetadataResponse
 
 fn describe(ctx: &Ctx, topic: &Topic, ask_operations: bool) -> MetadataResponseTopic {
     let partition = |index: i32| {
-        let epoch = served(ctx, topic, index);
-        let leader = if epoch.is_some() { me(ctx) } else { BrokerId(-1) };
-        let error = if epoch.is_some() { ErrorCode::None } else { ErrorCode::LeaderNotAvailable };
+        let led = Led::of(ctx, topic, index);
         MetadataResponsePartition::default()
-            .with_error_code(error.code())
+            .with_error_code(led.error.code())
             .with_partition_index(index)
-            .with_leader_id(leader)
-            .with_leader_epoch(epoch.unwrap_or(-1))
-            .with_replica_nodes(vec![me(ctx)])
-            .with_isr_nodes(vec![me(ctx)])
-            .with_offline_replicas(if epoch.is_some() { Vec::new() } else { vec![me(ctx)] })
+            .with_leader_id(led.leader)
+            .with_leader_epoch(led.epoch)
+            .with_offline_replicas(if led.epoch >= 0 { Vec::new() } else { led.replicas.clone() })
+            .with_isr_nodes(led.replicas.clone())
+            .with_replica_nodes(led.replicas)
     };
     MetadataResponseTopic::default()
         .with_name(Some(text(topic.name.as_str()).into()))
@@ -159,14 +161,23 @@ fn describe(ctx: &Ctx, topic: &Topic, ask_operations: bool) -> MetadataResponseT
         .with_topic_authorized_operations(if ask_operations { TOPIC_OPERATIONS } else { OPERATIONS_UNASKED })
 }
 
-/// The leader epoch of a partition that is served here.
-fn served(ctx: &Ctx, topic: &Topic, index: i32) -> Option<i32> {
-    let partition = ctx.broker.partition(topic.name.as_str(), index)?;
-    (partition.topic_id == topic.id).then_some(partition.epoch.0)
+/// Who leads a partition.
+struct Led {
+    leader: BrokerId,
+    /// -1: nobody leads it.
+    epoch: i32,
+    error: ErrorCode,
+    replicas: Vec<BrokerId>,
 }
 
-fn me(ctx: &Ctx) -> BrokerId {
-    BrokerId(ctx.broker.identity.broker_id.0)
+impl Led {
+    fn of(ctx: &Ctx, topic: &Topic, index: i32) -> Led {
+        let replicas = replicas(ctx, topic, index);
+        match leader(ctx, topic, index) {
+            Some((leader, epoch)) => Led { leader, epoch, error: ErrorCode::None, replicas },
+            None => Led { leader: BrokerId(-1), epoch: -1, error: ErrorCode::LeaderNotAvailable, replicas },
+        }
+    }
 }
 
 /// KIP-919: which kind of endpoint the client believes to talk to.
@@ -197,12 +208,13 @@ pub fn describe_cluster(ctx: &Ctx, header: &RequestHeader, body: Bytes) -> Answe
             );
         }
     }
-    let (host, port) = address(ctx);
-    let broker = DescribeClusterBroker::default().with_broker_id(me(ctx)).with_host(host).with_port(port);
+    let broker = |node: Node| {
+        DescribeClusterBroker::default().with_broker_id(node.id).with_host(node.host).with_port(node.port)
+    };
     let mut response = DescribeClusterResponse::default()
         .with_cluster_id(text(ctx.broker.identity.cluster_id.as_str()))
-        .with_controller_id(me(ctx))
-        .with_brokers(vec![broker]);
+        .with_controller_id(controller(ctx))
+        .with_brokers(nodes(ctx).into_iter().map(broker).collect());
     if request.include_cluster_authorized_operations {
         response.cluster_authorized_operations = CLUSTER_OPERATIONS;
     }
@@ -283,15 +295,14 @@ fn described(
     indexes: std::ops::Range<i32>,
 ) -> DescribeTopicPartitionsResponseTopic {
     let partition = |index: i32| {
-        let epoch = served(ctx, topic, index);
-        let error = if epoch.is_some() { ErrorCode::None } else { ErrorCode::LeaderNotAvailable };
+        let led = Led::of(ctx, topic, index);
         DescribeTopicPartitionsResponsePartition::default()
-            .with_error_code(error.code())
+            .with_error_code(led.error.code())
             .with_partition_index(index)
-            .with_leader_id(if epoch.is_some() { me(ctx) } else { BrokerId(-1) })
-            .with_leader_epoch(epoch.unwrap_or(-1))
-            .with_replica_nodes(vec![me(ctx)])
-            .with_isr_nodes(vec![me(ctx)])
+            .with_leader_id(led.leader)
+            .with_leader_epoch(led.epoch)
+            .with_isr_nodes(led.replicas.clone())
+            .with_replica_nodes(led.replicas)
             .with_eligible_leader_replicas(Some(Vec::new()))
             .with_last_known_elr(Some(Vec::new()))
     };
@@ -312,6 +323,7 @@ pub fn find_coordinator(ctx: &Ctx, header: &RequestHeader, body: Bytes) -> Answe
         Ok(request) => request,
         Err(answer) => return answer,
     };
+    let broker = ctx.broker.clone();
     let refused = match request.key_type {
         KEY_GROUP => None,
         KEY_TRANSACTION => {
@@ -319,28 +331,45 @@ pub fn find_coordinator(ctx: &Ctx, header: &RequestHeader, body: Bytes) -> Answe
         }
         other => Some((ErrorCode::InvalidRequest, format!("coordinator key type {other} is not supported"))),
     };
-    let (error, reason) = match &refused {
-        Some((error, reason)) => (error.code(), Some(text(reason.as_str()))),
-        None => (ErrorCode::None.code(), None),
-    };
-    let (host, port) = address(ctx);
-    let (id, host, port) =
-        if refused.is_none() { (me(ctx), host, port) } else { (BrokerId(-1), StrBytes::new(), -1) };
-    let mut response = FindCoordinatorResponse::default();
-    if version >= 4 {
-        let coordinator = |key: &StrBytes| {
-            Coordinator::default()
-                .with_key(key.clone())
-                .with_node_id(id)
-                .with_host(host.clone())
-                .with_port(port)
-                .with_error_code(error)
-                .with_error_message(reason.clone())
+    let ctx = ctx.clone();
+    let find = move || {
+        let found = |key: &str| match &refused {
+            Some((error, reason)) => (None, *error, Some(text(reason.as_str()))),
+            None => match coordinator_of(&ctx, key) {
+                Some(node) => (Some(node), ErrorCode::None, None),
+                None => (None, ErrorCode::CoordinatorNotAvailable, None),
+            },
         };
-        response.coordinators = request.coordinator_keys.iter().map(coordinator).collect();
-    } else {
-        response = response.with_node_id(id).with_host(host).with_port(port).with_error_code(error);
-        response.error_message = reason.filter(|_| version >= 1);
+        let nowhere = || Node { id: BrokerId(-1), host: StrBytes::new(), port: -1 };
+        let mut response = FindCoordinatorResponse::default();
+        if version >= 4 {
+            let coordinator = |key: &StrBytes| {
+                let (node, error, reason) = found(key);
+                let node = node.unwrap_or_else(nowhere);
+                Coordinator::default()
+                    .with_key(key.clone())
+                    .with_node_id(node.id)
+                    .with_host(node.host)
+                    .with_port(node.port)
+                    .with_error_code(error.code())
+                    .with_error_message(reason)
+            };
+            response.coordinators = request.coordinator_keys.iter().map(coordinator).collect();
+        } else {
+            let (node, error, reason) = found(&request.key);
+            let node = node.unwrap_or_else(nowhere);
+            response = response.with_node_id(node.id).with_host(node.host).with_port(node.port);
+            response.error_code = error.code();
+            response.error_message = reason.filter(|_| version >= 1);
+        }
+        Body::message(&response, version)
+    };
+    if broker.cluster.is_none() || broker.coordinator.is_serving() {
+        return Answer::Ready(find());
     }
-    Answer::message(&response, version)
+    // The first group of a cluster: its topic has to be made before it has a place.
+    Answer::Later(Box::pin(async move {
+        let _ = crate::coordinator::ensure(&broker).await;
+        find()
+    }))
 }

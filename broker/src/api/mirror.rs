@@ -16,9 +16,9 @@ use futures_util::future::join_all;
 use kafka::frame::RequestHeader;
 use kafka::private::{
     self, AppendAnswer, AppendOutcome, AppendRequest, Claim, FetchAnswer, FetchFrom, FetchOutcome,
-    FetchRequest, Fetched, Message, Note, NoteKind, NotesAnswer, NotesRequest, OriginPosition, OriginRead,
-    PartitionVector, ReportAnswer, ReportRequest, TopicInfo, TopicsAnswer, TopicsRequest, Unit,
-    VectorsAnswer, VectorsRequest,
+    FetchRequest, Fetched, LinksAnswer, LinksRequest, Message, Note, NoteKind, NotesAnswer, NotesRequest,
+    OriginPosition, OriginRead, PartitionVector, ReportAnswer, ReportRequest, TopicInfo, TopicsAnswer,
+    TopicsRequest, Unit, VectorsAnswer, VectorsRequest,
 };
 use kafka::{Batch, ErrorCode, Offset, PartitionIndex, TimestampMs, TopicId, TopicName};
 use lane_core::{Extractors, RecordLane};
@@ -29,6 +29,7 @@ use uuid::Uuid;
 use super::{Answer, Body, Ctx};
 use crate::broker::Broker;
 use crate::clock;
+use crate::control::links_generation;
 use crate::partition::{
     AppendError, DurableError, MirrorUnit, Partition, ReadError, ReadUpTo, UnitError, UnitOutcome, Waiter,
 };
@@ -84,6 +85,10 @@ pub fn handle(ctx: &Ctx, header: &RequestHeader, body: Bytes) -> Answer {
             let broker = ctx.broker.clone();
             Answer::Overlap(Box::pin(async move { Body::bytes(take_notes(&broker, r).await.encode()) }))
         }),
+        private::MIRROR_LINKS => LinksRequest::decode(body).map(|r| {
+            let broker = ctx.broker.clone();
+            Answer::Overlap(Box::pin(async move { Body::bytes(links(&broker, &r).await.encode()) }))
+        }),
         other => return Answer::Close(format!("API key {other} is not supported")),
     };
     started.unwrap_or_else(|error| Answer::malformed(header, error))
@@ -115,6 +120,17 @@ fn topics(ctx: &Ctx, request: &TopicsRequest) -> TopicsAnswer {
         region_name: identity.region.clone(),
         topics,
     }
+}
+
+/// Waits, at a start, until the policies are known: nothing may cross before.
+async fn links(broker: &Broker, request: &LinksRequest) -> LinksAnswer {
+    let policies = &broker.links.policies;
+    policies.loaded().await;
+    policies.note_taken(request.since);
+    // Before the list: a change in between is then seen twice, not missed.
+    let generation = links_generation(broker);
+    let links = (request.since != generation).then(|| policies.all());
+    LinksAnswer { error: ErrorCode::None, generation, links }
 }
 
 fn vectors(ctx: &Ctx, request: &VectorsRequest) -> VectorsAnswer {
@@ -416,6 +432,9 @@ fn start_unit(broker: &Broker, unit: Unit) -> Started {
         let reason = "records of lanes cannot go to a topic without lanes: set sealane.lanes";
         return Started::Done(append_failed(ErrorCode::PolicyViolation, reason));
     }
+    if let Err(error) = Extractors::parse(unit.extractors.as_deref().unwrap_or_default()) {
+        return faulted(format!("the unit from {} names lanes by other rules: {error}", unit.first));
+    }
     let batches = match Batch::split_all(unit.batches, true) {
         Ok(batches) if batches.iter().any(|batch| batch.header.is_control()) => {
             return faulted("the unit holds a control batch".to_owned());
@@ -525,6 +544,10 @@ pub async fn notes(meta: &dyn MetaStore, peer: &str) -> Result<Vec<Note>, MetaEr
     for prefix in [NOTES, LINKED] {
         let prefix = if peer.is_empty() { prefix.to_owned() } else { format!("{prefix}{peer}/") };
         for item in meta.list(&prefix).await? {
+            // The policy of a link, whose notes stand below it.
+            if item.key.strip_prefix(LINKED).is_some_and(|rest| !rest.contains('/')) {
+                continue;
+            }
             let damaged =
                 |error: &dyn std::fmt::Display| MetaError::Corrupt(format!("{}: {error}", item.key));
             let object: NoteObject = serde_json::from_slice(&item.value).map_err(|error| damaged(&error))?;
@@ -547,7 +570,7 @@ pub async fn notes(meta: &dyn MetaStore, peer: &str) -> Result<Vec<Note>, MetaEr
 }
 
 const NOTES: &str = "notes/";
-/// One entry for each topic: only the latest incarnation matters.
+/// One entry for each topic below the link's own object: only the latest incarnation matters.
 const LINKED: &str = "links/";
 
 fn note_key(note: &Note) -> String {

@@ -13,6 +13,7 @@ mod log_dirs;
 mod message;
 mod metadata;
 pub mod mirror;
+mod nodes;
 mod offsets;
 mod produce;
 mod topics;
@@ -175,6 +176,10 @@ fn refuse(ctx: &Ctx, header: &RequestHeader) -> Option<Answer> {
             false => Some(Answer::Close(format!("{} is not for this connection", api::name(key)))),
         };
     }
+    if ctx.connection.listener.raw && !RAW_KEYS.contains(&key) {
+        let name = api::name(key);
+        return Some(Answer::Close(format!("{name} is not for a raw listener, which only reads, without a group")));
+    }
     // ApiVersions answers unknown versions itself; old Produce is refused in its own words.
     if key == api::API_VERSIONS || key == api::PRODUCE || api::is_supported(key, header.api_version) {
         return None;
@@ -188,6 +193,11 @@ fn refuse(ctx: &Ctx, header: &RequestHeader) -> Option<Answer> {
         None => format!("API key {key} is not supported"),
     }))
 }
+
+/// What a raw listener offers: Fetch, ListOffsets, Metadata, ApiVersions, OffsetForLeaderEpoch,
+/// DescribeConfigs, DescribeCluster, DescribeTopicPartitions. What a group commits or is told is rounded to
+/// its own view, which is not the raw one.
+pub const RAW_KEYS: [i16; 8] = [1, 2, 3, 18, 23, 32, 60, 75];
 
 /// Common names of the internal services' certificates.
 pub const MIRROR_NAME: &str = "sealane-mirror";

@@ -24,7 +24,7 @@ use kafka::messages::{
 };
 use kafka::{ErrorCode, GroupId, LeaderEpoch, Offset, PartitionIndex, StrBytes, TimestampMs, TopicName};
 
-use super::groups::{group_id, text};
+use super::groups::{changed_group, group_id, text};
 use super::{Answer, Body, Ctx};
 use crate::clock;
 use crate::coordinator::{self, Message, Sender, TopicPartition};
@@ -43,7 +43,7 @@ pub fn commit(ctx: &Ctx, header: &RequestHeader, body: Bytes) -> Answer {
         .iter()
         .map(|t| (t.name.clone(), t.partitions.iter().map(|p| p.partition_index).collect()))
         .collect();
-    let group = match group_id(&request.group_id) {
+    let group = match changed_group(ctx, &request.group_id) {
         Ok(group) => group,
         Err(error) => return Answer::message(&commit_response(asked, &HashMap::new(), error), version),
     };
@@ -88,7 +88,7 @@ fn committed(ctx: &Ctx, request: &OffsetCommitRequest) -> (Vec<(TopicPartition, 
         let name = TopicName::parse(&topic.name.0).ok();
         for partition in &topic.partitions {
             let index = partition.partition_index;
-            let known = name.as_ref().filter(|n| ctx.broker.partition(n.as_str(), index).is_some());
+            let known = name.as_ref().filter(|n| ctx.broker.topics.has_partition(n.as_str(), index));
             let too_long = partition.committed_metadata.as_ref().is_some_and(|m| m.len() > metadata_max);
             match known {
                 None => {
@@ -315,7 +315,7 @@ pub fn delete(ctx: &Ctx, header: &RequestHeader, body: Bytes) -> Answer {
     for (name, partitions) in &asked {
         let parsed = TopicName::parse(&name.0).ok();
         for index in partitions {
-            match parsed.as_ref().filter(|n| ctx.broker.partition(n.as_str(), *index).is_some()) {
+            match parsed.as_ref().filter(|n| ctx.broker.topics.has_partition(n.as_str(), *index)) {
                 Some(parsed) => which.push((parsed.clone(), PartitionIndex(*index))),
                 None => {
                     refused.insert((name.clone(), *index), ErrorCode::UnknownTopicOrPartition);
@@ -337,7 +337,7 @@ pub fn delete(ctx: &Ctx, header: &RequestHeader, body: Bytes) -> Answer {
 }
 
 async fn delete_asked(ctx: &Ctx, id: &StrBytes, which: Vec<TopicPartition>) -> Result<Refused, ErrorCode> {
-    let group = group_id(id)?;
+    let group = changed_group(ctx, id)?;
     if !ctx.broker.coordinator.is_serving() {
         return Err(ErrorCode::GroupIdNotFound);
     }

@@ -155,11 +155,8 @@ fn produce(
     acks: i16,
 ) -> Outcome {
     let Some(partition) = ctx.broker.partition(topic, index) else {
-        return failed(
-            index,
-            ErrorCode::UnknownTopicOrPartition,
-            format!("there is no partition {topic}-{index}"),
-        );
+        let code = ctx.broker.absent(topic, index);
+        return failed(index, code, format!("partition {topic}-{index} is not here"));
     };
     if partition.topic.is_internal() {
         return failed(
@@ -176,7 +173,7 @@ fn produce(
         Ok(batch) => batch,
         Err((code, text)) => return failed(index, code, text),
     };
-    match append(ctx, &partition, &batch, header, now, acks) {
+    match append(ctx, &partition, &settings, &batch, header, now, acks) {
         Ok(appended) => appended_outcome(ctx, partition, &batch, index, appended, acks),
         Err(outcome) => *outcome,
     }
@@ -210,6 +207,7 @@ fn appended_outcome(
 fn append(
     ctx: &Ctx,
     partition: &Partition,
+    settings: &Settings,
     batch: &Batch,
     header: &RequestHeader,
     now: TimestampMs,
@@ -226,11 +224,17 @@ fn append(
             let wait = "lanes are being turned on for the topic";
             return Err(Box::new(failed(index, ErrorCode::NotLeaderOrFollower, wait)));
         }
-        let judged = classify::judge(batch, by, lane.as_ref()).map_err(|refused| {
+        let judged = match &lane {
+            None => classify::judge(batch, by),
+            Some(lane) => classify::judge_in_lane(batch, by, &settings.lane_extractors, lane),
+        };
+        let judged = judged.map_err(|refused| {
             let mut outcome = failed(index, refused.code, refused.message);
             outcome.answer.record_errors = refused.records;
             Box::new(outcome)
         })?;
+        let batch = judged.stamped.as_ref().unwrap_or(batch);
+        check_size(batch, settings).map_err(|(code, text)| Box::new(failed(index, code, text)))?;
         let request = Append { batch, lanes: judged.summary, judged_by: judged.by, now, urgent: acks == -1 };
         match partition.append(request) {
             Ok(appended) => {
@@ -293,14 +297,18 @@ fn check(
         Ok(_) => {}
         Err(error) => return Err((ErrorCode::UnsupportedCompressionType, error.to_string())),
     }
-    let max = settings.max_message_bytes;
-    if batch.bytes.len() > max {
-        let text =
-            format!("a batch of {} bytes is over the topic's max.message.bytes of {max}", batch.bytes.len());
-        return Err((ErrorCode::MessageTooLarge, text));
-    }
+    check_size(batch, settings)?;
     if !settings.log_append_time {
         check_time(h.max_timestamp, settings, now)?;
+    }
+    Ok(())
+}
+
+fn check_size(batch: &Batch, settings: &Settings) -> Result<(), (ErrorCode, String)> {
+    let (len, max) = (batch.bytes.len(), settings.max_message_bytes);
+    if len > max {
+        let text = format!("a batch of {len} bytes is over the topic's max.message.bytes of {max}");
+        return Err((ErrorCode::MessageTooLarge, text));
     }
     Ok(())
 }

@@ -20,15 +20,12 @@ use kafka::messages::{
 };
 use kafka::{BrokerId, ErrorCode, TopicId};
 
-use super::message::{self, text};
+use super::message::{self, Refusal, text};
 use super::{Answer, Body, Ctx};
 use crate::broker::Broker;
 use crate::configs::{ConfigError, Overrides, TOPIC_KEYS};
 use crate::topic_changes::ChangeError;
 use crate::topics::{NewTopic, Topic, TopicError};
-
-/// Why one topic of a request is refused: code and sentence.
-type Refusal = (ErrorCode, String);
 
 pub fn create(ctx: &Ctx, header: &RequestHeader, body: Bytes) -> Answer {
     let request: CreateTopicsRequest = match message::read(header, body) {
@@ -37,20 +34,13 @@ pub fn create(ctx: &Ctx, header: &RequestHeader, body: Bytes) -> Answer {
     };
     let (broker, version) = (ctx.broker.clone(), header.api_version);
     Answer::Later(Box::pin(async move {
-        let repeated = repeated(request.topics.iter().map(|topic| topic.name.as_str()));
-        let mut answered = HashSet::new();
         let mut results = Vec::with_capacity(request.topics.len());
-        for topic in &request.topics {
-            let name = topic.name.as_str();
-            if !answered.insert(name) {
-                continue;
-            }
-            let outcome = if repeated.contains(name) {
-                Err((ErrorCode::InvalidRequest, "Duplicate topic name.".to_owned()))
-            } else {
-                create_one(&broker, topic, request.validate_only).await
+        for (topic, alone) in named_once(&request.topics, |topic| topic.name.as_str()) {
+            let outcome = match alone {
+                Ok(()) => create_one(&broker, topic, request.validate_only).await,
+                Err(repeated) => Err(repeated),
             };
-            results.push(create_result(&broker, name, outcome, version));
+            results.push(create_result(&broker, &topic.name, outcome, version));
         }
         Body::message(&CreateTopicsResponse::default().with_topics(results), version)
     }))
@@ -230,18 +220,11 @@ pub fn create_partitions(ctx: &Ctx, header: &RequestHeader, body: Bytes) -> Answ
     };
     let (broker, version) = (ctx.broker.clone(), header.api_version);
     Answer::Later(Box::pin(async move {
-        let repeated = repeated(request.topics.iter().map(|topic| topic.name.as_str()));
-        let mut answered = HashSet::new();
         let mut results = Vec::with_capacity(request.topics.len());
-        for topic in &request.topics {
-            let name = topic.name.as_str();
-            if !answered.insert(name) {
-                continue;
-            }
-            let outcome = if repeated.contains(name) {
-                Err((ErrorCode::InvalidRequest, "Duplicate topic name.".to_owned()))
-            } else {
-                grow_one(&broker, topic, request.validate_only).await
+        for (topic, alone) in named_once(&request.topics, |topic| topic.name.as_str()) {
+            let outcome = match alone {
+                Ok(()) => grow_one(&broker, topic, request.validate_only).await,
+                Err(repeated) => Err(repeated),
             };
             let mut result = CreatePartitionsTopicResult::default().with_name(topic.name.clone());
             if let Err((error, reason)) = outcome {
@@ -289,8 +272,16 @@ fn refusal(error: ChangeError) -> Refusal {
     (error.code(), error.to_string())
 }
 
-/// Names that stand more than once.
-fn repeated<'a>(names: impl Iterator<Item = &'a str>) -> HashSet<&'a str> {
+/// Each topic of a request once, and why it is refused if it stands there again.
+fn named_once<'a, T>(
+    topics: &'a [T],
+    name: impl Fn(&'a T) -> &'a str,
+) -> impl Iterator<Item = (&'a T, Result<(), Refusal>)> {
+    let repeated = message::repeated(topics.iter().map(&name));
     let mut seen = HashSet::new();
-    names.filter(|name| !seen.insert(*name)).collect()
+    topics.iter().filter_map(move |topic| {
+        let again = || Err((ErrorCode::InvalidRequest, "Duplicate topic name.".to_owned()));
+        let name = name(topic);
+        seen.insert(name).then(|| (topic, if repeated.contains(name) { again() } else { Ok(()) }))
+    })
 }

@@ -7,7 +7,7 @@ use kafka::messages::api_versions_response::ApiVersion;
 use kafka::messages::{ApiVersionsRequest, ApiVersionsResponse};
 use kafka::{ADVERTISED, ErrorCode, api, private};
 
-use super::{Answer, Ctx, message};
+use super::{Answer, Ctx, RAW_KEYS, message};
 
 pub fn handle(ctx: &Ctx, header: &RequestHeader, body: Bytes) -> Answer {
     let version = header.api_version;
@@ -27,7 +27,9 @@ pub fn handle(ctx: &Ctx, header: &RequestHeader, body: Bytes) -> Answer {
 fn response(ctx: &Ctx, error: ErrorCode) -> ApiVersionsResponse {
     let range =
         |key, min, max| ApiVersion::default().with_api_key(key).with_min_version(min).with_max_version(max);
-    let mut keys: Vec<_> = ADVERTISED.iter().map(|r| range(r.key, r.min, r.max)).collect();
+    let raw = ctx.connection.listener.raw;
+    let offered = ADVERTISED.iter().filter(|r| !raw || RAW_KEYS.contains(&r.key));
+    let mut keys: Vec<_> = offered.map(|r| range(r.key, r.min, r.max)).collect();
     if ctx.may_mirror() {
         keys.extend(private::KEYS.map(|key| range(key, private::VERSION, private::VERSION)));
     }

@@ -1,6 +1,8 @@
 //! The keys of a topic, by name: Apache Kafka 4.4's, and ours.
 //! Each with its type, default, documentation and rule; what a value does is `partition::Settings`.
 
+use lane_core::extract::STANDARD;
+
 use super::{Kind, Rule, TopicKey};
 
 /// Kafka's own way to segments below a mebibyte, which its public key refuses.
@@ -285,6 +287,14 @@ pub const TOPIC_KEYS: &[TopicKey] = &[
         Rule::Any,
         &[],
         "Whether records of this topic may belong to lanes.",
+    ),
+    key(
+        "sealane.lanes.extractors",
+        Kind::List,
+        STANDARD,
+        Rule::Extractors,
+        &[],
+        "What names a record's lane, in this order: headers, baggage/KEY, tracestate/KEY.",
     ),
     key(
         "sealane.lanes.reference",

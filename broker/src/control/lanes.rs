@@ -116,7 +116,7 @@ fn state(held: bool, open: bool) -> v1::lane_group_partition::State {
     }
 }
 
-fn not_ready(code: ErrorCode) -> Status {
+pub(super) fn not_ready(code: ErrorCode) -> Status {
     Status::unavailable(format!("the broker does not know all groups yet ({code:?}); try again in a moment"))
 }
 

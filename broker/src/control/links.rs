@@ -1,36 +1,230 @@
-//! What the mirror of this region said last about its links, for `mirror status`.
+//! The links of this region as people see them: what their policies are, what the mirror said last,
+//! and what stays at home.
 //!
 //! Reports are soft state: after a start there is none until the mirror reports, and their age is
-//! part of the answer, so that old news is never shown as new.
+//! part of the answer, so that old news is never shown as new. What a policy keeps from crossing is
+//! not kept as notes but read from policies, topics and logs, so that it is never out of date.
 
 use std::time::Instant;
 
 use control::v1;
-use kafka::private::{Direction, LinkReport, LinkState, Note, NoteKind, PartitionReport};
+use kafka::private::{
+    Congestion, Direction, LinkPolicy, LinkReport, LinkState, Note, NoteKind, PartitionReport, TopicPattern,
+};
+use kafka::{RegionId, RegionName};
 use parking_lot::Mutex;
+use tonic::Status;
 
-/// The last report of this region's mirror.
+use super::policies::{LinkPolicies, PolicyError};
+use crate::broker::Broker;
+use crate::topics::Topic;
+
+/// The links of this region. One per broker.
 #[derive(Default)]
-pub struct LinkBoard(Mutex<Option<(Instant, Vec<LinkReport>)>>);
+pub struct LinkBoard {
+    /// The last report of the mirror.
+    report: Mutex<Option<(Instant, Vec<LinkReport>)>>,
+    pub policies: LinkPolicies,
+}
 
 impl LinkBoard {
     /// Replaces the last report.
     pub fn put(&self, links: Vec<LinkReport>) {
-        *self.0.lock() = Some((Instant::now(), links));
+        *self.report.lock() = Some((Instant::now(), links));
     }
 
-    /// The answer to MirrorStatus.
-    pub fn message(&self, notes: &[Note]) -> v1::MirrorStatusResponse {
-        let board = self.0.lock();
-        let (age, links) = match &*board {
-            None => (-1, Vec::new()),
-            Some((at, links)) => {
-                let age = i64::try_from(at.elapsed().as_millis()).unwrap_or(i64::MAX);
-                (age, links.iter().map(link).collect())
+    /// The peers that the mirror has links to, and their ids where they are known.
+    fn peers(&self) -> Vec<(String, Option<RegionId>)> {
+        let report = self.report.lock();
+        let links = report.iter().flat_map(|(_, links)| links);
+        links.map(|link| (link.peer.clone(), link.region)).collect()
+    }
+}
+
+/// The answer to MirrorStatus.
+pub fn status(broker: &Broker, notes: &[Note]) -> v1::MirrorStatusResponse {
+    let shown = notes.iter().filter(|note| note.kind != NoteKind::Linked).map(note_message);
+    let notes = shown.chain(filtered(broker)).collect();
+    let (report_age_ms, links) = match &*broker.links.report.lock() {
+        None => (-1, Vec::new()),
+        Some((at, links)) => {
+            let age = i64::try_from(at.elapsed().as_millis()).unwrap_or(i64::MAX);
+            (age, links.iter().map(link).collect())
+        }
+    };
+    v1::MirrorStatusResponse { links, notes, report_age_ms }
+}
+
+/// The answer to ListLinks: every link that has a policy of its own, or that the mirror reports.
+pub async fn list(broker: &Broker) -> v1::ListLinksResponse {
+    broker.links.policies.loaded().await;
+    let (stored, peers) = (broker.links.policies.all(), broker.links.peers());
+    let linked = |peer: &str| peers.iter().any(|(name, _)| name == peer);
+    let mut links: Vec<v1::LinkPolicy> =
+        stored.iter().map(|(peer, policy)| policy_message(peer.as_str(), policy, true, linked)).collect();
+    for (peer, _) in peers.iter().filter(|(peer, _)| !stored.iter().any(|(name, _)| name.as_str() == peer)) {
+        links.push(policy_message(peer, &LinkPolicy::default(), false, linked));
+    }
+    links.sort_by(|a, b| a.peer.cmp(&b.peer));
+    v1::ListLinksResponse { links }
+}
+
+/// The answer to SetLink.
+pub async fn set(broker: &Broker, asked: v1::SetLinkRequest) -> Result<v1::SetLinkResponse, Status> {
+    let peer = parse_peer(broker, &asked.peer)?;
+    let topics = asked.topics.map(patterns).transpose()?;
+    let exclude = asked.exclude.map(patterns).transpose()?;
+    let congestion = asked.congestion.as_deref().map(parse_congestion).transpose()?;
+    let change = |policy: &mut LinkPolicy| {
+        let LinkPolicy { boe_lanes, ppe_lanes, deletions, paused, rate_bytes_max, .. } = &mut *policy;
+        for (field, value) in [
+            (boe_lanes, asked.boe_lanes),
+            (ppe_lanes, asked.ppe_lanes),
+            (deletions, asked.deletions),
+            (paused, asked.paused),
+        ] {
+            *field = value.unwrap_or(*field);
+        }
+        *rate_bytes_max = asked.rate_bytes_max.unwrap_or(*rate_bytes_max);
+        policy.congestion = congestion.unwrap_or(policy.congestion);
+        policy.topics = topics.unwrap_or_else(|| std::mem::take(&mut policy.topics));
+        policy.exclude = exclude.unwrap_or_else(|| std::mem::take(&mut policy.exclude));
+    };
+    let policy = broker.links.policies.change(&*broker.meta, &peer, change).await.map_err(refused)?;
+    tracing::info!(%peer, ?policy, "the policy of a link was set");
+    let (linked, warning) = taken(broker, &peer).await;
+    let link = Some(policy_message(peer.as_str(), &policy, true, |_| linked));
+    Ok(v1::SetLinkResponse { link, warnings: warning.into_iter().collect() })
+}
+
+/// Waits until the mirror has the policies as they are now: whether it has this link, and what a person
+/// should know.
+async fn taken(broker: &Broker, peer: &RegionName) -> (bool, Option<String>) {
+    if !broker.links.peers().iter().any(|(name, _)| name == peer.as_str()) {
+        let text = format!(
+            "the mirror of this region reports no link to {peer}; the policy is kept for when its configuration has one"
+        );
+        return (false, Some(text));
+    }
+    let late = !broker.links.policies.wait_taken(generation(broker)).await;
+    let text = "the mirror of this region has not taken this over yet; it will when it asks again";
+    (true, late.then(|| text.to_owned()))
+}
+
+/// What the mirror knows the present policies by: another number after a start of the broker.
+pub fn generation(broker: &Broker) -> u64 {
+    ((broker.identity.epoch.0 as u64) << 40) + broker.links.policies.generation()
+}
+
+/// The answer to DeleteLink.
+pub async fn delete(broker: &Broker, peer: &str) -> Result<v1::DeleteLinkResponse, Status> {
+    let peer = parse_peer(broker, peer)?;
+    broker.links.policies.remove(&*broker.meta, &peer).await.map_err(refused)?;
+    tracing::info!(%peer, "a link has the default policy again");
+    let (_, warning) = taken(broker, &peer).await;
+    Ok(v1::DeleteLinkResponse { warnings: warning.into_iter().collect() })
+}
+
+fn parse_peer(broker: &Broker, peer: &str) -> Result<RegionName, Status> {
+    let peer = RegionName::parse(peer).map_err(|error| Status::invalid_argument(error.to_string()))?;
+    if peer == broker.identity.region {
+        let text = format!("this is region {peer} itself; name the region at the other end of the link");
+        return Err(Status::invalid_argument(text));
+    }
+    Ok(peer)
+}
+
+fn patterns(list: v1::PatternList) -> Result<Vec<TopicPattern>, Status> {
+    let parsed = list.patterns.iter().map(|text| TopicPattern::parse(text));
+    parsed.collect::<Result<_, _>>().map_err(|error| Status::invalid_argument(error.to_string()))
+}
+
+fn parse_congestion(text: &str) -> Result<Congestion, Status> {
+    let known = || Congestion::ALL.map(Congestion::name).join(", ");
+    Congestion::parse(text)
+        .ok_or_else(|| Status::invalid_argument(format!("congestion {text:?} is not one of {}", known())))
+}
+
+fn refused(error: PolicyError) -> Status {
+    let text = error.to_string();
+    match error {
+        PolicyError::Default(_) => Status::not_found(text),
+        PolicyError::TooMany => Status::resource_exhausted(text),
+        PolicyError::TooManyPatterns(_) => Status::invalid_argument(text),
+        PolicyError::Raced(_) => Status::aborted(text),
+        PolicyError::Meta { .. } => Status::internal(text),
+    }
+}
+
+fn policy_message(
+    peer: &str,
+    policy: &LinkPolicy,
+    stored: bool,
+    linked: impl Fn(&str) -> bool,
+) -> v1::LinkPolicy {
+    let texts = |list: &[TopicPattern]| list.iter().map(TopicPattern::to_string).collect();
+    v1::LinkPolicy {
+        peer: peer.to_owned(),
+        topics: texts(&policy.topics),
+        exclude: texts(&policy.exclude),
+        boe_lanes: policy.boe_lanes,
+        ppe_lanes: policy.ppe_lanes,
+        deletions: policy.deletions,
+        paused: policy.paused,
+        rate_bytes_max: policy.rate_bytes_max,
+        congestion: policy.congestion.name().to_owned(),
+        stored,
+        linked: linked(peer),
+    }
+}
+
+/// Topics of this region that a policy leaves out, and how far each of their partitions holds the peer's
+/// records: what the peer has from there on is not here.
+fn filtered(broker: &Broker) -> Vec<v1::LinkNote> {
+    let (topics, peers) = (broker.topics.all(), broker.links.peers());
+    let mut notes = Vec::new();
+    for (peer, policy) in broker.links.policies.all() {
+        let region = peers.iter().find(|(name, _)| name == peer.as_str()).and_then(|(_, region)| *region);
+        for topic in topics.iter().filter(|t| !t.name.is_internal() && !policy.lets(&t.name)) {
+            let text = format!(
+                "the policy of the link to {peer} leaves this topic out; its records stay where they are"
+            );
+            notes.push(filter_note(&peer, topic, -1, 0, text));
+            notes.extend(region.iter().flat_map(|region| held_of(broker, &peer, *region, topic)));
+            if notes.len() >= FILTERED_MAX {
+                return notes;
             }
-        };
-        let shown = notes.iter().filter(|note| note.kind != NoteKind::Linked);
-        v1::MirrorStatusResponse { links, notes: shown.map(note_message).collect(), report_age_ms: age }
+        }
+    }
+    notes
+}
+
+fn held_of(broker: &Broker, peer: &RegionName, region: RegionId, topic: &Topic) -> Vec<v1::LinkNote> {
+    let partitions = broker.topic_partitions(topic.name.as_str());
+    let mut notes = Vec::new();
+    for partition in partitions.iter().flat_map(|partitions| partitions.iter()) {
+        let of_peer = partition.with_fold(|fold| {
+            let of_peer = fold.vector.iter().filter(|(origin, _)| origin.region == region);
+            of_peer.map(|(_, position)| position.next).max()
+        });
+        if let Some(next) = of_peer {
+            let text = format!("held here below {next}; what {peer} has from there on does not come");
+            notes.push(filter_note(peer, topic, partition.index.0, next.0, text));
+        }
+    }
+    notes
+}
+
+fn filter_note(peer: &RegionName, topic: &Topic, partition: i32, from: i64, text: String) -> v1::LinkNote {
+    v1::LinkNote {
+        peer: peer.to_string(),
+        kind: "filter".to_owned(),
+        topic: topic.name.to_string(),
+        partition,
+        from_offset: from,
+        to_offset: -1,
+        at_ms: -1,
+        text,
     }
 }
 
@@ -70,6 +264,7 @@ fn note_message(note: &Note) -> v1::LinkNote {
         NoteKind::Quarantine => "quarantine",
         NoteKind::Reset => "reset",
         NoteKind::Drift => "drift",
+        NoteKind::Deletion => "deletion",
     };
     v1::LinkNote {
         peer: note.peer.clone(),
@@ -92,3 +287,6 @@ fn state(state: LinkState) -> v1::LinkState {
         LinkState::Faulted => v1::LinkState::Faulted,
     }
 }
+
+/// Entries about what policies leave out in one answer.
+const FILTERED_MAX: usize = 10_000;

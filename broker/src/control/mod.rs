@@ -1,12 +1,15 @@
-//! The control service: lanes, state of the mirror, addresses, over gRPC.
+//! The control service: lanes, links, state of the mirror, addresses, over gRPC.
 //!
 //! Owns the calls and who may make them. A plain connection comes from this machine and may do all;
 //! with TLS the caller's common name decides. What lanes mean to records and groups is in `lanes`.
 
+mod cluster;
 mod directory;
+mod doctor;
 mod lanes;
 mod links;
 mod listener;
+mod policies;
 mod ports;
 
 use std::net::{SocketAddr, ToSocketAddrs as _};
@@ -31,7 +34,7 @@ use directory::{DirectoryError, LaneObject, LaneSet};
 use listener::Caller;
 
 pub use directory::LaneDirectory;
-pub use links::LinkBoard;
+pub use links::{LinkBoard, generation as links_generation};
 
 /// Why the control service does not start.
 #[derive(Debug, thiserror::Error)]
@@ -89,6 +92,10 @@ pub fn serve(broker: &Arc<Broker>, directory: Arc<LaneDirectory>, bound: Bound) 
     let connections = listener::accept(&broker.service, bound.listener, bound.tls);
     let calls = ControlServer::new(Calls { broker: broker.clone(), directory });
     let stop = broker.service.stopping().clone();
+    let (following, stopped) = (broker.clone(), stop.clone());
+    broker.service.spawn_child(async move {
+        stopped.run_until_cancelled(following.links.policies.follow(&*following.meta)).await;
+    });
     info!("control service on {}", bound.address);
     broker.service.spawn("control service", async move {
         Server::builder()
@@ -117,6 +124,32 @@ impl control::Control for Calls {
     ) -> Result<Response<v1::ClusterInfoResponse>, Status> {
         allow(&request, &[CONTROL, LANE_ROUTER])?;
         Ok(Response::new(self.info()))
+    }
+
+    async fn cluster_status(
+        &self,
+        request: Request<v1::ClusterStatusRequest>,
+    ) -> Result<Response<v1::ClusterStatusResponse>, Status> {
+        allow(&request, &[CONTROL])?;
+        Ok(Response::new(self.cluster_status()))
+    }
+
+    async fn move_partition(
+        &self,
+        request: Request<v1::MovePartitionRequest>,
+    ) -> Result<Response<v1::MovePartitionResponse>, Status> {
+        allow(&request, &[CONTROL])?;
+        self.move_partition(request.into_inner()).await?;
+        Ok(Response::new(v1::MovePartitionResponse {}))
+    }
+
+    async fn drain_broker(
+        &self,
+        request: Request<v1::DrainBrokerRequest>,
+    ) -> Result<Response<v1::DrainBrokerResponse>, Status> {
+        allow(&request, &[CONTROL])?;
+        self.drain_broker(request.into_inner()).await?;
+        Ok(Response::new(v1::DrainBrokerResponse {}))
     }
 
     async fn create_lane(
@@ -160,6 +193,14 @@ impl control::Control for Calls {
             partitions,
             lane_routers: serving.count() as u32,
         }))
+    }
+
+    async fn lane_doctor(
+        &self,
+        request: Request<v1::LaneDoctorRequest>,
+    ) -> Result<Response<v1::LaneDoctorResponse>, Status> {
+        allow(&request, &[CONTROL])?;
+        Ok(Response::new(self.examine().await?))
     }
 
     async fn delete_lane(
@@ -207,14 +248,38 @@ impl control::Control for Calls {
         allow(&request, &[CONTROL])?;
         let notes = crate::api::mirror::notes(&*self.broker.meta, "").await;
         let notes = notes.map_err(|error| Status::unavailable(format!("notes of the mirror: {error}")))?;
-        Ok(Response::new(self.broker.links.message(&notes)))
+        Ok(Response::new(links::status(&self.broker, &notes)))
+    }
+
+    async fn list_links(
+        &self,
+        request: Request<v1::ListLinksRequest>,
+    ) -> Result<Response<v1::ListLinksResponse>, Status> {
+        allow(&request, &[CONTROL])?;
+        Ok(Response::new(links::list(&self.broker).await))
+    }
+
+    async fn set_link(
+        &self,
+        request: Request<v1::SetLinkRequest>,
+    ) -> Result<Response<v1::SetLinkResponse>, Status> {
+        allow(&request, &[CONTROL])?;
+        links::set(&self.broker, request.into_inner()).await.map(Response::new)
+    }
+
+    async fn delete_link(
+        &self,
+        request: Request<v1::DeleteLinkRequest>,
+    ) -> Result<Response<v1::DeleteLinkResponse>, Status> {
+        allow(&request, &[CONTROL])?;
+        links::delete(&self.broker, &request.into_inner().peer).await.map(Response::new)
     }
 }
 
 impl Calls {
     fn info(&self) -> v1::ClusterInfoResponse {
         let (identity, config) = (&self.broker.identity, &self.broker.config);
-        let kafka = self.broker.listeners.iter().find(|listener| !listener.internal);
+        let kafka = self.broker.listeners.iter().find(|listener| !listener.internal && !listener.raw);
         v1::ClusterInfoResponse {
             region: identity.region.to_string(),
             region_id: identity.region_id.to_string(),

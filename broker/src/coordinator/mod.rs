@@ -14,11 +14,13 @@ mod shard;
 #[cfg(test)]
 mod tests;
 
-use std::sync::{Arc, OnceLock};
+use std::collections::BTreeMap;
+use std::sync::{Arc, Weak};
 
 use broker_core::group::MemberId;
 use futures_util::future::BoxFuture;
 use kafka::{ErrorCode, GroupId, TimestampMs, TopicName};
+use parking_lot::RwLock;
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio_util::sync::CancellationToken;
 
@@ -30,7 +32,7 @@ use shard::{ShardState, Surroundings};
 use crate::broker::Broker;
 use crate::metrics::GroupMetrics;
 use crate::partition::Partition;
-use crate::topics::NewTopic;
+use crate::topics::{NewTopic, TopicError};
 
 /// Segment size of `__consumer_offsets`. Only sealed segments are compacted, and all is read at a
 /// start: Kafka's 100 MiB would make both slow for nothing.
@@ -47,14 +49,24 @@ pub struct Coordinator {
     config: GroupConfig,
     around: Surroundings,
     stop: CancellationToken,
-    shards: OnceLock<Vec<Shard>>,
+    shards: RwLock<Shards>,
     /// Held while `__consumer_offsets` is made.
     making: tokio::sync::Mutex<()>,
+}
+
+/// The shards of the partitions that are here.
+#[derive(Default)]
+struct Shards {
+    /// Partitions of `__consumer_offsets`; `None` while it does not exist.
+    count: Option<usize>,
+    here: BTreeMap<usize, Arc<Shard>>,
 }
 
 struct Shard {
     inbox: mpsc::Sender<Message>,
     state: watch::Receiver<ShardState>,
+    partition: Weak<Partition>,
+    stop: CancellationToken,
 }
 
 /// How a request set out.
@@ -82,7 +94,7 @@ impl Coordinator {
             topic_exists,
             metrics,
         };
-        Coordinator { config, around, stop, shards: OnceLock::new(), making: tokio::sync::Mutex::default() }
+        Coordinator { config, around, stop, shards: RwLock::default(), making: tokio::sync::Mutex::default() }
     }
 
     pub fn config(&self) -> &GroupConfig {
@@ -93,29 +105,47 @@ impl Coordinator {
         &*self.around.observer
     }
 
-    /// Starts one shard for each partition of `__consumer_offsets`, in order. Later calls do nothing:
-    /// the topic never grows.
-    pub fn serve(&self, partitions: Vec<Arc<Partition>>) {
-        self.shards.get_or_init(|| {
-            let start = |partition: Arc<Partition>| {
-                let (inbox, receiver) = mpsc::channel(shard::INBOX_MAX);
-                let (state, follow) = watch::channel(ShardState::Loading);
-                let around = self.around.clone();
-                tokio::spawn(shard::run(partition, around, receiver, state, self.stop.clone()));
-                Shard { inbox, state: follow }
-            };
-            partitions.into_iter().map(start).collect()
-        });
+    /// Starts a shard for each of these partitions of `__consumer_offsets` that has none yet. The topic
+    /// has `count` and never grows.
+    pub fn serve(&self, count: usize, partitions: Vec<Arc<Partition>>) {
+        let mut shards = self.shards.write();
+        shards.count = Some(count);
+        for partition in partitions {
+            let index = partition.index.0.max(0) as usize;
+            let same = |shard: &Arc<Shard>| shard.partition.ptr_eq(&Arc::downgrade(&partition));
+            if shards.here.get(&index).is_some_and(same) {
+                continue;
+            }
+            let (inbox, receiver) = mpsc::channel(shard::INBOX_MAX);
+            let (state, follow) = watch::channel(ShardState::Loading);
+            let (weak, stop) = (Arc::downgrade(&partition), self.stop.child_token());
+            tokio::spawn(shard::run(partition, self.around.clone(), receiver, state, stop.clone()));
+            let shard = Arc::new(Shard { inbox, state: follow, partition: weak, stop });
+            if let Some(former) = shards.here.insert(index, shard) {
+                former.stop.cancel();
+            }
+        }
     }
 
-    /// Whether `__consumer_offsets` exists here. Until then there are no groups.
+    /// Ends the shard of a partition that is no longer here: its groups are told to look elsewhere.
+    pub fn stop_serving(&self, index: usize) {
+        if let Some(shard) = self.shards.write().here.remove(&index) {
+            shard.stop.cancel();
+        }
+    }
+
+    /// Whether `__consumer_offsets` exists. Until then there are no groups.
     pub fn is_serving(&self) -> bool {
-        self.shards.get().is_some()
+        self.shards.read().count.is_some()
+    }
+
+    fn all_shards(&self) -> Vec<Arc<Shard>> {
+        self.shards.read().here.values().cloned().collect()
     }
 
     /// Waits until every shard has read its log (or could not).
     pub async fn loaded(&self) {
-        for shard in self.shards.get().into_iter().flatten() {
+        for shard in self.all_shards() {
             let mut state = shard.state.clone();
             let _ = state.wait_for(|s| *s != ShardState::Loading).await;
         }
@@ -123,7 +153,7 @@ impl Coordinator {
 
     /// Waits until every shard has ended: everybody who waited is answered, writes are durable.
     pub async fn ended(&self) {
-        for shard in self.shards.get().into_iter().flatten() {
+        for shard in self.all_shards() {
             let mut state = shard.state.clone();
             let _ = state.wait_for(|s| *s == ShardState::Ended).await;
         }
@@ -144,8 +174,8 @@ impl Coordinator {
     ) -> BoxFuture<'static, Result<T, ErrorCode>> {
         let (reply, answer) = oneshot::channel();
         let sent = match self.shard_of(group) {
-            Some(shard) => send(shard, message(reply)),
-            None => Sent::Refused(ErrorCode::CoordinatorNotAvailable),
+            Ok(shard) => send(&shard, message(reply)),
+            Err(error) => Sent::Refused(error),
         };
         Box::pin(answered(sent, answer))
     }
@@ -156,9 +186,9 @@ impl Coordinator {
         message: impl Fn(oneshot::Sender<T>) -> Message,
     ) -> Vec<Result<T, ErrorCode>> {
         let mut asked = Vec::new();
-        for shard in self.shards.get().into_iter().flatten() {
+        for shard in self.all_shards() {
             let (reply, answer) = oneshot::channel();
-            asked.push(answered(send(shard, message(reply)), answer));
+            asked.push(answered(send(&shard, message(reply)), answer));
         }
         futures_util::future::join_all(asked).await
     }
@@ -185,9 +215,10 @@ impl Coordinator {
         }
     }
 
-    fn shard_of(&self, group: &GroupId) -> Option<&Shard> {
-        let shards = self.shards.get()?;
-        shards.get(partition_of(group, shards.len()))
+    fn shard_of(&self, group: &GroupId) -> Result<Arc<Shard>, ErrorCode> {
+        let shards = self.shards.read();
+        let count = shards.count.ok_or(ErrorCode::CoordinatorNotAvailable)?;
+        shards.here.get(&partition_of(group, count)).cloned().ok_or(ErrorCode::NotCoordinator)
     }
 }
 
@@ -217,7 +248,16 @@ pub async fn ensure(broker: &Arc<Broker>) -> Result<(), ErrorCode> {
         tracing::warn!(%error, "{OFFSETS_TOPIC} cannot be made; groups must wait");
         ErrorCode::CoordinatorNotAvailable
     };
-    let topic = broker.topics.ensure_internal(&new).await.map_err(|e| unavailable(&e))?;
+    let made = match broker.topics.ensure_internal(&new).await {
+        // Another broker was faster.
+        Err(TopicError::Exists(_)) => broker.topics.by_name(OFFSETS_TOPIC).ok_or(TopicError::Unknown),
+        made => made,
+    };
+    let topic = made.map_err(|e| unavailable(&e))?;
+    if let Some(cluster) = &broker.cluster {
+        cluster.assigned(&topic).await;
+        return Ok(());
+    }
     let opened = broker.open_partitions(&topic.name, topic.id, topic.partitions, &topic.settings);
     opened.await.map_err(|e| unavailable(&e))?;
     serve_existing(broker);
@@ -229,7 +269,7 @@ pub async fn ensure(broker: &Arc<Broker>) -> Result<(), ErrorCode> {
 /// Serves `__consumer_offsets` if it is there: at a start, once partitions are open.
 pub fn serve_existing(broker: &Broker) {
     if let Some(partitions) = broker.topic_partitions(OFFSETS_TOPIC) {
-        broker.coordinator.serve(partitions.to_vec());
+        broker.coordinator.serve(partitions.len(), partitions);
     }
 }
 

@@ -20,6 +20,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::*;
 use crate::api::Principal;
+use crate::log::OpenFiles;
 use crate::partition::{Durability, Flusher, OpenPartition, Settings};
 
 /// Notes what it is told; assignments wait while it is closed.
@@ -110,7 +111,7 @@ impl Bench {
         let (notes, stop) = (Notes::new(), CancellationToken::new());
         let partition = open(&store, &flusher, 0);
         let coordinator = coordinator(&config, &notes, &topics, &stop);
-        coordinator.serve(vec![partition.clone()]);
+        coordinator.serve(1, vec![partition.clone()]);
         coordinator.loaded().await;
         Bench { store, flusher, partition, coordinator, notes, topics, stop, epoch: 0, config }
     }
@@ -139,7 +140,7 @@ impl Bench {
         self.notes = Notes::new();
         self.partition = open(&self.store, &self.flusher, self.epoch);
         self.coordinator = coordinator(&self.config, &self.notes, &self.topics, &self.stop);
-        self.coordinator.serve(vec![self.partition.clone()]);
+        self.coordinator.serve(1, vec![self.partition.clone()]);
         self.coordinator.loaded().await;
     }
 
@@ -284,6 +285,8 @@ fn open(store: &Flaky<Arc<Memory>>, flusher: &Arc<Flusher>, epoch: i32) -> Arc<P
         flusher: flusher.clone(),
         settings: Settings { segment_bytes: 4096, retention_ms: None, ..Settings::default() },
         now: crate::clock::now(),
+        open_files: OpenFiles::new(64),
+        must_exist: false,
     };
     open.open().unwrap()
 }

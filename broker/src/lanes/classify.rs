@@ -1,14 +1,16 @@
-//! What the lane headers of a batch say, before it is appended and when a log is read again.
+//! What the lane headers of a batch say, before it is appended and when a log is read again; and the
+//! lane that a lane's connection gives to records without one.
 //!
 //! The list of extractors in force at that place of the log judges, so an heir or a rebuilt index
-//! never judges by other rules. With lanes off nothing is unpacked.
+//! never judges by other rules, and stamps, so that no stamp is ever one that the list does not read.
+//! With lanes off nothing of the baseline's is unpacked.
 
 use std::sync::Arc;
 
 use kafka::control::Marker;
 use kafka::produce::RecordError;
 use kafka::{Batch, BatchError, ErrorCode};
-use lane_core::batch::Classified;
+use lane_core::batch::{Classified, StampError, StampRefusal};
 use lane_core::{Extractors, Lane, LaneMarker, LaneSummary};
 
 /// What a batch may be appended with.
@@ -18,6 +20,8 @@ pub struct Judged {
     pub by: Arc<Extractors>,
     /// `None` for baseline records alone.
     pub summary: Option<LaneSummary>,
+    /// The batch to append instead: its records were put into the connection's lane.
+    pub stamped: Option<Batch>,
     /// Records whose value is no lane name, and records whose extractors named different lanes.
     pub unknown: u64,
     pub disagreed: u64,
@@ -31,32 +35,37 @@ pub struct Refused {
     pub records: Vec<RecordError>,
 }
 
-/// Judges a client's batch. `connection` is the lane that the connection is in: every record must be
-/// of it.
-pub fn judge(
-    batch: &Batch,
-    extractors: Arc<Extractors>,
-    connection: Option<&Lane>,
-) -> Result<Judged, Refused> {
-    if extractors.is_empty() {
-        let ppe = connection.filter(|lane| lane.is_ppe());
-        return match ppe {
-            Some(lane) => Err(Refused::without_lanes(lane)),
-            None => Ok(Judged { by: extractors, summary: None, unknown: 0, disagreed: 0 }),
-        };
+/// Judges a client's batch by the list that is in force.
+pub fn judge(batch: &Batch, by: Arc<Extractors>) -> Result<Judged, Refused> {
+    if by.is_empty() {
+        return Ok(Judged { by, summary: None, stamped: None, unknown: 0, disagreed: 0 });
     }
-    let found = lane_core::batch::classify(batch, &extractors).map_err(Refused::damaged)?;
+    let found = lane_core::batch::classify(batch, &by).map_err(Refused::damaged)?;
     if !found.refused.is_empty() {
         return Err(Refused::records(&found));
     }
-    if let Some(lane) = connection
-        && !only(&found.summary, lane)
-    {
-        return Err(Refused::other_lane(lane));
-    }
     let Classified { summary, unknown, disagreed, .. } = found;
     let summary = (!summary.is_plain()).then_some(summary);
-    Ok(Judged { by: extractors, summary, unknown, disagreed })
+    Ok(Judged { by, summary, stamped: None, unknown, disagreed })
+}
+
+/// The same for a connection in `lane`: every record is put into it, or the batch is refused. With lanes
+/// off the records carry the lane on all the same, as `configured` reads it: who serves the request next
+/// may need it.
+pub fn judge_in_lane(
+    batch: &Batch,
+    by: Arc<Extractors>,
+    configured: &Extractors,
+    lane: &Lane,
+) -> Result<Judged, Refused> {
+    let off = by.is_empty();
+    if off && lane.is_ppe() {
+        return Err(Refused::without_lanes(lane));
+    }
+    let stamped = lane_core::batch::stamp(batch, lane, if off { configured } else { &by });
+    let stamped = stamped.map_err(|error| Refused::stamp(lane, error))?;
+    let judged = judge(stamped.as_ref().unwrap_or(batch), by)?;
+    Ok(Judged { stamped, ..judged })
 }
 
 /// What a batch that is in the log holds; `None` for baseline records alone, or with lanes off.
@@ -71,28 +80,31 @@ pub fn summarize(batch: &Batch, extractors: &Extractors) -> Option<LaneSummary> 
     }
 }
 
-/// The same for a mirrored batch, which the list of its own region judged.
-pub fn summarize_mirrored(
-    batch: &Batch,
-    origin: Option<&Arc<Extractors>>,
-    local: &Extractors,
-) -> Option<LaneSummary> {
-    match origin {
-        Some(origin) if **origin != *local => {
+/// Who judged the batches at a place of the log.
+#[derive(Clone, Debug)]
+pub enum Judge {
+    /// The list in force there.
+    Here,
+    /// They are of a mirror's unit, which the list of its own region judged; a unit that names none holds
+    /// no record of a lane.
+    Origin(Option<Arc<Extractors>>),
+}
+
+/// [`summarize`] by whoever judged the batch; `local` is the list in force.
+pub fn summarize_as(batch: &Batch, judge: &Judge, local: &Extractors) -> Option<LaneSummary> {
+    match judge {
+        Judge::Here => summarize(batch, local),
+        Judge::Origin(None) => None,
+        Judge::Origin(Some(origin)) if **origin == *local => summarize(batch, local),
+        Judge::Origin(Some(origin)) => {
             summarize(batch, origin).map(|summary| summary.with_judge(origin.clone()))
         }
-        _ => summarize(batch, local),
     }
 }
 
 /// The lane marker in a marker of the log; `None` for other types.
 pub fn lane_marker(marker: &Marker) -> Option<LaneMarker> {
     LaneMarker::parse(marker).ok().flatten()
-}
-
-fn only(summary: &LaneSummary, lane: &Lane) -> bool {
-    let other = summary.has_baseline() || summary.has_unnamed() || summary.is_many();
-    !other && summary.lanes().iter().all(|named| named == lane)
 }
 
 impl Refused {
@@ -107,11 +119,19 @@ impl Refused {
         }
     }
 
-    fn other_lane(lane: &Lane) -> Refused {
+    fn stamp(lane: &Lane, error: StampError) -> Refused {
+        let refused = match error {
+            StampError::Batch(error) => return Refused::damaged(error),
+            StampError::Records(refused) => refused,
+        };
+        let named = |(index, why): (i32, StampRefusal)| RecordError {
+            batch_index: index,
+            message: Some(why.to_string()),
+        };
         Refused {
             code: ErrorCode::InvalidRecord,
-            message: format!("a connection of lane {lane} produces records of that lane only"),
-            records: Vec::new(),
+            message: format!("this connection is in lane {lane} and produces records of that lane only"),
+            records: refused.into_iter().map(named).collect(),
         }
     }
 
@@ -159,26 +179,41 @@ mod tests {
     #[test]
     fn a_lane_connection_produces_records_of_its_lane_only() {
         let ppe = Lane::parse("ppe-1").unwrap();
-        assert!(judge(&batch(&["ppe-1", "ppe-1"]), standard(), Some(&ppe)).is_ok());
-        for other in [&["ppe-1", "ppe-2"][..], &[""], &["A"]] {
-            let refused = judge(&batch(other), standard(), Some(&ppe)).unwrap_err();
-            assert_eq!(refused.code, ErrorCode::InvalidRecord);
+        let judge = |lanes: &[&str], by| judge_in_lane(&batch(lanes), by, &Extractors::standard(), &ppe);
+        let own = judge(&["ppe-1", "ppe-1"], standard()).unwrap();
+        assert!(own.stamped.is_none());
+        let judged = judge(&["", "ppe-1"], standard()).unwrap();
+        let summary = judged.summary.unwrap();
+        assert!(judged.stamped.is_some() && summary.lanes() == [ppe.clone()] && !summary.has_baseline());
+        for (other, index) in [(&["ppe-1", "ppe-2"][..], 1), (&["A"], 0)] {
+            let refused = judge(other, standard()).unwrap_err();
+            assert_eq!((refused.code, refused.records[0].batch_index), (ErrorCode::InvalidRecord, index));
         }
         let off = Arc::new(Extractors::none());
-        assert_eq!(
-            judge(&batch(&["ppe-1"]), off.clone(), Some(&ppe)).unwrap_err().code,
-            ErrorCode::PolicyViolation
-        );
-        assert!(judge(&batch(&["ppe-1"]), off, None).is_ok());
+        assert_eq!(judge(&["ppe-1"], off.clone()).unwrap_err().code, ErrorCode::PolicyViolation);
+        assert!(super::judge(&batch(&["ppe-1"]), off).is_ok());
     }
 
     #[test]
-    fn a_mirrored_batch_keeps_the_list_that_judged_it() {
+    fn with_lanes_off_a_boe_record_carries_its_lane_on() {
+        let boe = Lane::parse("boe-a").unwrap();
+        let configured = Extractors::parse_list("x-tt-env").unwrap();
+        let off = Arc::new(Extractors::none());
+        let judged = judge_in_lane(&batch(&["x"]), off, &configured, &boe).unwrap();
+        assert_eq!(judged.summary, None);
+        let stamped = summarize(&judged.stamped.unwrap(), &configured).unwrap();
+        assert_eq!(stamped.lanes(), [boe]);
+    }
+
+    #[test]
+    fn a_mirrored_batch_is_what_its_own_region_says() {
         let other = Arc::new(Extractors::parse(&["x-lane"]).unwrap());
-        let summary = summarize_mirrored(&batch(&["boe-a"]), Some(&other), &Extractors::standard()).unwrap();
+        let mirrored = |judge| summarize_as(&batch(&["boe-a"]), &judge, &Extractors::standard());
+        let summary = mirrored(Judge::Origin(Some(other.clone()))).unwrap();
         assert_eq!(summary.judged_by(), Some(&other));
-        let same =
-            summarize_mirrored(&batch(&["boe-a"]), Some(&standard()), &Extractors::standard()).unwrap();
-        assert_eq!(same.judged_by(), None);
+        let summary = mirrored(Judge::Origin(Some(standard()))).unwrap();
+        assert_eq!(summary.judged_by(), None);
+        assert_eq!(mirrored(Judge::Origin(None)), None, "there the header named no lane");
+        assert!(mirrored(Judge::Here).is_some());
     }
 }

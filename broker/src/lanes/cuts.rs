@@ -9,15 +9,15 @@ use std::time::Duration;
 
 use kafka::control::Marker;
 use kafka::{ErrorCode, GroupId, Offset, PartitionIndex, TopicId, TopicName};
-use lane_core::{Ask, CutAnswer, CutKeeper, CutKind, Lane};
+use lane_core::{Ask, Cut, CutAnswer, CutKeeper, CutKind, Lane};
 use parking_lot::Mutex;
 use tokio::sync::{Notify, watch};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use super::Owned;
-use crate::clock;
 use crate::partition::Partition;
+use crate::{clock, switches};
 
 /// One partition of one incarnation of a topic.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -210,15 +210,31 @@ impl Cuts {
         }
     }
 
+    /// What the coordinator before this one would have sent before it heard of the activate.
+    fn send_stale(&self, activate: &Ask<Place>) {
+        let cut = Cut { coordinator_epoch: activate.cut.coordinator_epoch - 1, ..activate.cut.clone() };
+        let stale = Ask { kind: CutKind::Deactivate, cut, partition: activate.partition.clone() };
+        let accepted = self.append(&stale).is_ok();
+        tracing::warn!(partition = %stale.partition.topic, accepted, "a stale cut was sent, for a test");
+    }
+
     fn append(&self, ask: &Ask<Place>) -> Result<(Arc<Partition>, Offset), CutAnswer> {
         let Place { topic, topic_id, index } = &ask.partition;
         let found = (self.owned.find)(topic, *index).filter(|p| p.topic_id == *topic_id);
         let partition = found.ok_or(CutAnswer::Failed)?;
+        if switches::lane_markers_off() {
+            let end = partition.watermarks().log_end;
+            return Ok((partition, Offset(end.0 - 1)));
+        }
         let marker = match ask.kind {
             CutKind::Activate => Marker::LaneActivate(ask.cut.written()),
             CutKind::Deactivate => Marker::LaneDeactivate(ask.cut.written()),
         };
-        match partition.append_marker(&marker, clock::now(), |fold| fold.lanes.check(&ask.cut)) {
+        let check = |fold: &broker_core::Fold| match switches::compare_and_append_off() {
+            true => Ok(()),
+            false => fold.lanes.check(&ask.cut),
+        };
+        match partition.append_marker(&marker, clock::now(), check) {
             Ok(Ok(at)) => {
                 let (group, lane) = (&ask.cut.group, &ask.cut.lane);
                 tracing::info!(%partition, %group, %lane, kind = ?ask.kind, offset = at.0, "lane cut");
@@ -233,6 +249,9 @@ impl Cuts {
     }
 
     fn take_answer(self: &Arc<Self>, ask: &Ask<Place>, answer: CutAnswer) {
+        if switches::stale_cuts() && ask.kind == CutKind::Activate && matches!(answer, CutAnswer::Done(_)) {
+            self.send_stale(ask);
+        }
         let now = self.now();
         let asks = {
             let keeper = &mut self.inner.lock().keeper;

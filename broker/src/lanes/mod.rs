@@ -12,7 +12,7 @@ mod status;
 mod switch;
 mod views;
 
-use std::collections::HashSet;
+use std::collections::{BTreeSet, HashSet};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -31,6 +31,7 @@ use views::{Found, Reader, Views};
 
 pub use show::{Part, Reading, Scan, Shown, VisibleRecords};
 pub use switch::{SwitchError, switch_lanes};
+pub use views::Alike;
 
 /// The partitions of this broker.
 #[derive(Clone)]
@@ -111,6 +112,9 @@ impl Lanes {
         if is_plain(partition, lane.is_some()) {
             return Reading::Plain;
         }
+        if connection.listener.raw {
+            return Reading::View(View::Raw);
+        }
         let client_id = client_id.unwrap_or("");
         let host = format!("/{}", connection.peer.ip());
         let reader = Reader { client_id, principal: &connection.principal, host: &host };
@@ -151,6 +155,23 @@ impl Lanes {
     /// A topic's lanes were switched on: what groups of lanes hold of it already is activated.
     pub fn lanes_switched(&self) {
         self.cuts.reconcile();
+    }
+
+    /// Topics whose records may belong to lanes.
+    pub fn topics(&self) -> BTreeSet<TopicName> {
+        let all = (self.owned.all)();
+        let has_lanes = all.iter().filter(|partition| partition.with_fold(|fold| fold.lanes.has_lanes()));
+        has_lanes.map(|partition| partition.topic.clone()).collect()
+    }
+
+    /// Groups behind one client id whose views differ, on topics with lanes.
+    pub fn alike(&self) -> Vec<Alike> {
+        self.views.alike(&self.topics())
+    }
+
+    /// Client ids that read topics with lanes without a group, since the start.
+    pub fn without_group(&self) -> Vec<(String, TopicName)> {
+        self.views.without_group()
     }
 
     /// Pairs of groups whose readers cannot be told apart, for the metric and the status.

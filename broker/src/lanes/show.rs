@@ -279,7 +279,11 @@ impl<'a> VisibleRecords<'a> {
             BatchKind::Lanes(summary) if entry.base == base => Some(summary),
             _ => None,
         });
-        let judge = summary.and_then(|s| s.judged_by().cloned()).unwrap_or_else(|| rules.extractors_at(base));
+        // A batch without an entry holds baseline records alone, whatever another list would say of them.
+        let judge = match summary {
+            Some(summary) => summary.judged_by().cloned().unwrap_or_else(|| rules.extractors_at(base)),
+            None => Default::default(),
+        };
         let sees = |lane: &_| rules.sees(view, lane, base);
         let damaged = |error| ReadError::Damaged { position: 0, error };
         lane_core::batch::offsets(batch, &judge, sees).map_err(damaged)

@@ -16,6 +16,7 @@ use proptest::prelude::*;
 use uuid::Uuid;
 
 use super::*;
+use crate::log::OpenFiles;
 use crate::lanes::classify;
 use crate::partition::{Append, Durability, Flusher, OpenPartition, Settings};
 
@@ -44,6 +45,8 @@ fn open(store: &Arc<dyn SegmentStore>, epoch: i32) -> Arc<Partition> {
         // Small, so that a log has several segments.
         settings: Settings { segment_bytes: 1024, index_interval_bytes: 128, ..Settings::default() },
         now: NOW,
+        open_files: OpenFiles::new(64),
+        must_exist: false,
     };
     open.open().unwrap()
 }

@@ -4,7 +4,7 @@
 //! several candidates and never makes a Fetch unmatched, because NAT shows other addresses. Until every
 //! coordinator has told its views, unmatched means "not known yet"; only then does it mean "no group".
 
-use std::collections::{HashMap, HashSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use kafka::{GroupId, PartitionIndex, TopicName};
@@ -69,7 +69,19 @@ pub enum Found {
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 enum Told {
     Ambiguous(GroupId, GroupId),
-    NoGroup(String),
+    NoGroup(String, TopicName),
+}
+
+/// Two groups whose consumers call themselves the same on a partition, though what they may see differs.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Alike {
+    pub client_id: String,
+    pub topic: TopicName,
+    pub groups: (GroupId, GroupId),
+    /// They are on one host too, so that nothing tells them apart.
+    pub same_host: bool,
+    /// One of them is in a PPE lane: where they cannot be told apart, neither makes progress.
+    pub stops: bool,
 }
 
 /// Most different warnings; beyond this none is given.
@@ -130,7 +142,7 @@ impl Views {
 
     /// Says once that a client reads a topic with lanes without a group.
     pub fn tell_no_group(&self, client_id: &str, topic: &TopicName) {
-        if self.tell(Told::NoGroup(client_id.to_owned())) {
+        if self.tell(Told::NoGroup(client_id.to_owned(), topic.clone())) {
             tracing::warn!(
                 client_id, %topic,
                 "a consumer without a group reads a topic with lanes; it sees baseline records only"
@@ -143,9 +155,38 @@ impl Views {
         let told = self.told.lock();
         let pair = |t: &Told| match t {
             Told::Ambiguous(a, b) => Some((a.clone(), b.clone())),
-            Told::NoGroup(_) => None,
+            Told::NoGroup(..) => None,
         };
         told.iter().filter_map(pair).collect()
+    }
+
+    /// Client ids that read topics without a group, since the start.
+    pub fn without_group(&self) -> Vec<(String, TopicName)> {
+        let told = self.told.lock();
+        let reader = |t: &Told| match t {
+            Told::NoGroup(client_id, topic) => Some((client_id.clone(), topic.clone())),
+            Told::Ambiguous(..) => None,
+        };
+        told.iter().filter_map(reader).collect()
+    }
+
+    /// Every pair of groups behind one client id whose views differ, on topics that `looked_at` names.
+    pub fn alike(&self, looked_at: &BTreeSet<TopicName>) -> Vec<Alike> {
+        let mut found: BTreeMap<(String, TopicName, GroupId, GroupId), Alike> = BTreeMap::new();
+        for (client_id, places) in &self.inner.read().readers {
+            for ((topic, _), candidates) in places.iter().filter(|((topic, _), _)| looked_at.contains(topic))
+            {
+                for (at, one) in candidates.iter().enumerate() {
+                    for other in &candidates[at + 1..] {
+                        let Some(alike) = one.alike(other, client_id, topic) else { continue };
+                        let (a, b) = alike.groups.clone();
+                        let known = found.entry((client_id.clone(), topic.clone(), a, b));
+                        known.and_modify(|known| known.same_host |= alike.same_host).or_insert(alike);
+                    }
+                }
+            }
+        }
+        found.into_values().collect()
     }
 
     fn tell_ambiguous(&self, a: &GroupId, b: &GroupId, client_id: &str) {
@@ -161,6 +202,27 @@ impl Views {
     fn tell(&self, what: Told) -> bool {
         let mut told = self.told.lock();
         told.len() < TOLD_MAX && told.insert(what)
+    }
+}
+
+impl Candidate {
+    fn alike(&self, other: &Candidate, client_id: &str, topic: &TopicName) -> Option<Alike> {
+        let apart = matches!((&self.principal, &other.principal), (Some(a), Some(b)) if a != b);
+        let merged = View::merged([self.view.clone(), other.view.clone()]);
+        let stops = merged.is_none();
+        if apart || !(stops || matches!(merged, Some(View::AnyOf(_)))) {
+            return None;
+        }
+        let (a, b) =
+            (self.group.clone().min(other.group.clone()), self.group.clone().max(other.group.clone()));
+        let same_host = self.host == other.host;
+        Some(Alike {
+            client_id: client_id.to_owned(),
+            topic: topic.clone(),
+            groups: (a, b),
+            same_host,
+            stops,
+        })
     }
 }
 
@@ -244,6 +306,29 @@ mod tests {
         join(&views, "orders", &View::Baseline(group("orders")), "rdkafka", "/1");
         join(&views, "orders@ppe-1", &lane_view("orders", "ppe-1"), "rdkafka", "/1");
         assert_eq!(find(&views, "rdkafka", "/1"), Found::Wait);
+    }
+
+    #[test]
+    fn groups_behind_one_client_id_are_listed_where_their_views_differ() {
+        let views = Views::default();
+        let topics = BTreeSet::from([share()[0].0.clone()]);
+        join(&views, "orders", &View::Baseline(group("orders")), "rdkafka", "/1");
+        join(&views, "own", &View::Baseline(group("own")), "own-id", "/1");
+        assert_eq!(views.alike(&topics), []);
+        join(&views, "billing", &View::Baseline(group("billing")), "rdkafka", "/2");
+        join(&views, "orders@ppe-1", &lane_view("orders", "ppe-1"), "rdkafka", "/1");
+        // Two groups of one PPE lane see the same.
+        join(&views, "a@ppe-1", &lane_view("a", "ppe-1"), "both", "/1");
+        join(&views, "b@ppe-1", &lane_view("b", "ppe-1"), "both", "/1");
+        let alike: Vec<_> = views.alike(&topics);
+        let told = alike.iter().map(|a| (a.groups.0.as_str(), a.groups.1.as_str(), a.same_host, a.stops));
+        let right = [
+            ("billing", "orders", false, false),
+            ("billing", "orders@ppe-1", false, true),
+            ("orders", "orders@ppe-1", true, true),
+        ];
+        assert_eq!(told.collect::<Vec<_>>(), right);
+        assert_eq!(views.alike(&BTreeSet::new()), [], "topics without lanes do not matter");
     }
 
     #[test]

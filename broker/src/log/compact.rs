@@ -147,7 +147,7 @@ impl Remainder {
             max_timestamp: self.max_timestamp,
             written: old.written,
         };
-        Ok(Arc::new(SealedSegment::new(dir, facts)))
+        Ok(Arc::new(SealedSegment::new(dir, facts, old.open_files())))
     }
 }
 

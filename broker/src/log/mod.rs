@@ -7,9 +7,11 @@ pub mod batch_index;
 pub mod compact;
 pub mod index;
 pub mod mark;
+pub mod open_files;
 pub mod recovery;
 pub mod scan;
 pub mod segment;
 
 pub use batch_index::{BatchEntry, BatchIndex, BatchKind};
+pub use open_files::OpenFiles;
 pub use segment::{ActiveSegment, SealedSegment, SegmentContent, SegmentFiles};

@@ -17,9 +17,10 @@ use lane_core::{Extractors, LaneMarker, LaneRules};
 use super::batch_index::BatchKind;
 use super::index::{IndexFile, relative};
 use super::mark;
+use super::open_files::OpenFiles;
 use super::scan::{Cursor, ScanError};
 use super::segment::{ActiveSegment, SealedFacts, SealedSegment, SegmentContent, SegmentFiles};
-use crate::lanes::classify;
+use crate::lanes::classify::{self, Judge};
 
 /// A partition's log, ready to be appended to.
 pub struct Recovered {
@@ -50,12 +51,12 @@ pub enum RecoverError {
     Faulted(String),
 }
 
-#[derive(Clone, Copy, Debug)]
 pub struct RecoverOptions {
     pub index_interval: u32,
     /// Tests only: pretend that no snapshot was ever written.
     pub ignore_state: bool,
     pub now: TimestampMs,
+    pub open_files: Arc<OpenFiles>,
 }
 
 /// The files of one segment, as listed.
@@ -71,7 +72,7 @@ struct Listed {
 pub fn open(
     store: &dyn SegmentStore,
     dir: &StorePath,
-    options: RecoverOptions,
+    options: &RecoverOptions,
 ) -> Result<Recovered, RecoverError> {
     let mark = mark::read(store, dir)?;
     let mut segments = list(store, dir)?;
@@ -172,7 +173,7 @@ fn find_start(
     store: &dyn SegmentStore,
     dir: &StorePath,
     segments: &mut BTreeMap<Offset, Listed>,
-    options: RecoverOptions,
+    options: &RecoverOptions,
 ) -> Result<(Offset, Fold), RecoverError> {
     let bases: Vec<Offset> = segments.keys().rev().copied().collect();
     for base in bases.iter().filter(|_| !options.ignore_state) {
@@ -260,11 +261,11 @@ fn replay(
     generation: Option<u32>,
     fold: &mut Fold,
     content: &mut SegmentContent,
-    options: RecoverOptions,
+    options: &RecoverOptions,
 ) -> Result<Option<String>, RecoverError> {
     let compacted = generation.is_some_and(|g| g > 0);
     let mut cursor = Cursor::new(reader, 0, reader.len());
-    let mut unit = UnitReach::default();
+    let mut unit = UnitReach::none();
     loop {
         let batch = match cursor.next_batch() {
             Ok(Some(batch)) => batch,
@@ -301,13 +302,13 @@ fn replay(
             match unit_end(reader, cursor.position(), next, mirror)? {
                 Some(end) => {
                     records_covered = (end.0 - next.0) as u32;
-                    unit = UnitReach { end, judge: origin_extractors(mirror.extractors.as_deref()) };
+                    unit = UnitReach { end, judge: judge_of_unit(mirror) };
                 }
                 None => return Ok(Some(format!("the mirror unit at offset {expected} is not whole"))),
             }
         }
         let marker = marker.as_ref().map(|m| (m, records_covered));
-        take_in(fold, content, base, &batch, marker, unit.judge_of(&batch.header), options.index_interval);
+        take_in(fold, content, base, &batch, marker, &unit.judge_of(&batch.header), options.index_interval);
     }
     if compacted && let Some(next) = next {
         fold.end = fold.end.max(next);
@@ -315,33 +316,37 @@ fn replay(
     Ok(None)
 }
 
-/// Up to where the last mirror unit reaches, and the list that judged its records.
-#[derive(Default)]
+/// Up to where the last mirror unit reaches, and who judged its records.
 struct UnitReach {
     end: Offset,
-    judge: Option<Arc<Extractors>>,
+    judge: Judge,
 }
 
 impl UnitReach {
-    fn judge_of(&self, header: &BatchHeader) -> Option<&Arc<Extractors>> {
-        self.judge.as_ref().filter(|_| header.base_offset < self.end)
+    fn none() -> UnitReach {
+        UnitReach { end: Offset::ZERO, judge: Judge::Here }
+    }
+
+    fn judge_of(&self, header: &BatchHeader) -> Judge {
+        if header.base_offset < self.end { self.judge.clone() } else { Judge::Here }
     }
 }
 
-/// The list of a unit's own region, if the unit names one. Units were checked when they were appended.
-pub fn origin_extractors(texts: Option<&[String]>) -> Option<Arc<Extractors>> {
-    Extractors::parse(texts?).ok().map(Arc::new)
+/// Who judged the records of a unit. Its list was checked when it was appended, or is now read again.
+pub fn judge_of_unit(unit: &MirrorMarker) -> Judge {
+    let list = unit.extractors.as_deref().map(|texts| Extractors::parse(texts).unwrap_or_default());
+    Judge::Origin(list.map(Arc::new))
 }
 
 /// Adds a batch that is in the log to everything that is computed from the log. A marker comes with
-/// the number of records that it covers, a mirrored batch with the list that judged it.
+/// the number of records that it covers, other batches with who judged them.
 fn take_in(
     fold: &mut Fold,
     content: &mut SegmentContent,
     segment_base: Offset,
     batch: &Batch,
     marker: Option<(&Marker, u32)>,
-    judge: Option<&Arc<Extractors>>,
+    judge: &Judge,
     index_interval: u32,
 ) {
     let header: &BatchHeader = &batch.header;
@@ -350,7 +355,7 @@ fn take_in(
             apply_marker(fold, header, marker);
             Some(marker_kind(marker, records_covered))
         }
-        None => match classify::summarize_mirrored(batch, judge, &fold.lanes.extractors()) {
+        None => match classify::summarize_as(batch, judge, &fold.lanes.extractors()) {
             Some(summary) => {
                 fold.apply(header, Content::Lanes(&summary));
                 Some(BatchKind::Lanes(summary))
@@ -375,20 +380,20 @@ pub fn content_of(
 ) -> Result<SegmentContent, ScanError> {
     let mut content = SegmentContent::default();
     let mut cursor = Cursor::new(reader, 0, end);
-    let mut unit = UnitReach::default();
+    let mut unit = UnitReach::none();
     while let Some(batch) = cursor.next_batch()? {
         let special = match parse_marker(&batch).ok().flatten() {
             Some(Marker::Mirror(mirror)) => {
                 let next = batch.header.next_offset();
                 let end = unit_end(reader, cursor.position(), next, &mirror)?.unwrap_or(next);
-                unit = UnitReach { end, judge: origin_extractors(mirror.extractors.as_deref()) };
+                unit = UnitReach { end, judge: judge_of_unit(&mirror) };
                 Some(marker_kind(&Marker::Mirror(mirror), (end.0 - next.0) as u32))
             }
             Some(marker) => Some(marker_kind(&marker, 0)),
             None => {
                 let local = rules.extractors_at(batch.header.base_offset);
-                classify::summarize_mirrored(&batch, unit.judge_of(&batch.header), &local)
-                    .map(BatchKind::Lanes)
+                let judge = unit.judge_of(&batch.header);
+                classify::summarize_as(&batch, &judge, &local).map(BatchKind::Lanes)
             }
         };
         content.note(base, &batch.header, special, index_interval);
@@ -442,7 +447,7 @@ fn seal_found(
     listed: &Listed,
     mut content: SegmentContent,
     fold: &mut Fold,
-    options: RecoverOptions,
+    options: &RecoverOptions,
 ) -> Result<SealedSegment, RecoverError> {
     let generation = listed.generation.unwrap_or(0);
     let next = fold.end;
@@ -461,7 +466,7 @@ fn seal_found(
         max_timestamp: content.index.max_timestamp(),
         written: options.now,
     };
-    Ok(SealedSegment::new(dir, facts))
+    Ok(SealedSegment::new(dir, facts, &options.open_files))
 }
 
 /// Writes the three index files of a segment that is complete.
@@ -485,7 +490,7 @@ fn open_sealed(
     base: Offset,
     next: Offset,
     listed: &Listed,
-    options: RecoverOptions,
+    options: &RecoverOptions,
 ) -> Result<SealedSegment, RecoverError> {
     let Some(generation) = listed.generation else {
         return Err(RecoverError::Faulted(format!("{dir}: the segment at offset {base} is missing")));
@@ -498,7 +503,8 @@ fn open_sealed(
     let times = store.open(&files.time_index())?;
     let max_timestamp = IndexFile { reader: &*times }.max_timestamp()?;
     let written = if max_timestamp == TimestampMs::NONE { options.now } else { max_timestamp };
-    Ok(SealedSegment::new(dir, SealedFacts { base, next, size, generation, max_timestamp, written }))
+    let facts = SealedFacts { base, next, size, generation, max_timestamp, written };
+    Ok(SealedSegment::new(dir, facts, &options.open_files))
 }
 
 /// What was durable must have been found again, before anything is cut or written.
@@ -556,7 +562,7 @@ fn rebuild_indexes(
     base: Offset,
     next: Offset,
     listed: &Listed,
-    options: RecoverOptions,
+    options: &RecoverOptions,
 ) -> Result<u64, RecoverError> {
     let files = SegmentFiles::new(dir, base, listed.generation.unwrap_or(0));
     let mut fold = match listed.state {

@@ -11,6 +11,7 @@ use parking_lot::RwLock;
 
 use super::batch_index::{BatchEntry, BatchIndex, BatchKind};
 use super::index::{IndexFile, LiveIndex, relative};
+use super::open_files::{OpenFiles, Slot};
 use super::scan::{Cursor, ScanError};
 
 /// Names of the files that make up the segment at `base`.
@@ -67,9 +68,10 @@ pub struct SealedSegment {
     /// When it was sealed, for segments that hold no timestamp.
     pub written: TimestampMs,
     pub files: SegmentFiles,
-    reader: OnceLock<Arc<dyn Reader>>,
-    index: OnceLock<Arc<dyn Reader>>,
-    time_index: OnceLock<Arc<dyn Reader>>,
+    open_files: Arc<OpenFiles>,
+    log: Arc<Slot>,
+    index: Arc<Slot>,
+    time_index: Arc<Slot>,
     batches: OnceLock<Arc<BatchIndex>>,
     /// The indexes in memory, until their files are written.
     live: RwLock<Option<Arc<LiveIndex>>>,
@@ -86,7 +88,7 @@ pub struct SealedFacts {
 }
 
 impl SealedSegment {
-    pub fn new(dir: &StorePath, facts: SealedFacts) -> SealedSegment {
+    pub fn new(dir: &StorePath, facts: SealedFacts, open_files: &Arc<OpenFiles>) -> SealedSegment {
         let SealedFacts { base, next, size, generation, max_timestamp, written } = facts;
         SealedSegment {
             base,
@@ -96,9 +98,10 @@ impl SealedSegment {
             max_timestamp,
             written,
             files: SegmentFiles::new(dir, base, generation),
-            reader: OnceLock::new(),
-            index: OnceLock::new(),
-            time_index: OnceLock::new(),
+            open_files: open_files.clone(),
+            log: Arc::default(),
+            index: Arc::default(),
+            time_index: Arc::default(),
             batches: OnceLock::new(),
             live: RwLock::new(None),
         }
@@ -106,10 +109,15 @@ impl SealedSegment {
 
     /// The same, with what it had in memory while it was active.
     pub fn with_live(self, reader: Arc<dyn Reader>, content: SegmentContent) -> SealedSegment {
-        let _ = self.reader.set(reader);
+        self.open_files.keep(&self.log, reader);
         let _ = self.batches.set(Arc::new(content.batches));
         *self.live.write() = Some(Arc::new(content.index));
         self
+    }
+
+    /// Where its open files are counted.
+    pub fn open_files(&self) -> &Arc<OpenFiles> {
+        &self.open_files
     }
 
     /// Writes the index files of a segment that was just sealed; from then on they are searched.
@@ -125,18 +133,19 @@ impl SealedSegment {
     }
 
     pub fn reader(&self, store: &dyn SegmentStore) -> Result<Arc<dyn Reader>, StoreError> {
-        open_once(&self.reader, || store.open(&self.files.log()))
+        self.open_files.reader(&self.log, || store.open(&self.files.log()))
     }
 
     /// The special batches; read once, because a segment on a topic without markers has none.
     pub fn batches(&self, store: &dyn SegmentStore) -> Result<Arc<BatchIndex>, StoreError> {
-        open_once(&self.batches, || {
-            let file = store.open(&self.files.batch_index())?;
-            let bytes = file.read_at(0, file.len() as usize)?;
-            let index = BatchIndex::decode(&bytes, self.next)
-                .ok_or_else(|| StoreError::Corrupt(format!("{} is damaged", self.files.batch_index())))?;
-            Ok(Arc::new(index))
-        })
+        if let Some(batches) = self.batches.get() {
+            return Ok(batches.clone());
+        }
+        let file = store.open(&self.files.batch_index())?;
+        let bytes = file.read_at(0, file.len() as usize)?;
+        let index = BatchIndex::decode(&bytes, self.next)
+            .ok_or_else(|| StoreError::Corrupt(format!("{} is damaged", self.files.batch_index())))?;
+        Ok(self.batches.get_or_init(|| Arc::new(index)).clone())
     }
 
     /// Position of the batch that holds `offset`, or of the first one after it.
@@ -146,7 +155,7 @@ impl SealedSegment {
         let from = match live {
             Some(live) => live.floor(relative),
             None => {
-                let index = open_once(&self.index, || store.open(&self.files.index()))?;
+                let index = self.open_files.reader(&self.index, || store.open(&self.files.index()))?;
                 IndexFile { reader: &*index }.floor(relative)?
             }
         };
@@ -160,7 +169,7 @@ impl SealedSegment {
         if let Some(live) = self.live.read().clone() {
             return Ok(u64::from(live.floor_position(position)));
         }
-        let index = open_once(&self.index, || store.open(&self.files.index()))?;
+        let index = self.open_files.reader(&self.index, || store.open(&self.files.index()))?;
         Ok(u64::from(IndexFile { reader: &*index }.floor_position(position)?))
     }
 
@@ -174,7 +183,8 @@ impl SealedSegment {
         let from = match live {
             Some(live) => live.floor_time(timestamp.0),
             None => {
-                let times = open_once(&self.time_index, || store.open(&self.files.time_index()))?;
+                let open = || store.open(&self.files.time_index());
+                let times = self.open_files.reader(&self.time_index, open)?;
                 IndexFile { reader: &*times }.floor_time(timestamp.0)?
             }
         };
@@ -272,15 +282,4 @@ pub fn seek_boundary(
 
 fn join(dir: &StorePath, name: &str) -> StorePath {
     dir.join(name).expect("digits and an extension are a legal name")
-}
-
-fn open_once<T: Clone>(
-    cell: &OnceLock<T>,
-    open: impl FnOnce() -> Result<T, StoreError>,
-) -> Result<T, StoreError> {
-    if let Some(value) = cell.get() {
-        return Ok(value.clone());
-    }
-    let value = open()?;
-    Ok(cell.get_or_init(|| value).clone())
 }

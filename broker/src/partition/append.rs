@@ -22,7 +22,7 @@ use lane_core::{Extractors, LaneSummary};
 use super::{Condition, Durability, Partition, Position, Queued, Settings, State, Unsynced};
 use crate::lanes::classify;
 use crate::log::BatchKind;
-use crate::log::recovery::{apply_marker, marker_kind, origin_extractors};
+use crate::log::recovery::{apply_marker, judge_of_unit, marker_kind};
 
 /// A batch of a client, its CRC and records checked.
 pub struct Append<'a> {
@@ -69,7 +69,8 @@ impl AppendError {
     pub fn code(&self) -> ErrorCode {
         match self {
             AppendError::Refused(code) => *code,
-            AppendError::Closed => ErrorCode::UnknownTopicOrPartition,
+            // Deleted or handed over: the client looks again, and then hears which.
+            AppendError::Closed => ErrorCode::NotLeaderOrFollower,
             AppendError::JudgedByOthers => ErrorCode::UnknownServerError,
             AppendError::Full | AppendError::Faulted(_) | AppendError::Store(_) => {
                 ErrorCode::KafkaStorageError
@@ -267,10 +268,10 @@ impl Partition {
         let covered = (written.next.0 - written.marker.header.next_offset().0) as u32;
         let kind = Some(marker_kind(&marker, covered));
         state.active.content.note(base, &written.marker.header, kind, interval);
-        let judge = origin_extractors(written.content.extractors.as_deref());
+        let judge = judge_of_unit(&written.content);
         for batch in &written.batches {
             let local = state.fold.lanes.extractors();
-            let special = match classify::summarize_mirrored(batch, judge.as_ref(), &local) {
+            let special = match classify::summarize_as(batch, &judge, &local) {
                 Some(summary) => {
                     state.fold.apply(&batch.header, Content::Lanes(&summary));
                     Some(BatchKind::Lanes(summary))
@@ -331,7 +332,10 @@ impl Partition {
         debug_assert_eq!(base, state.fold.end, "appends are dense");
         match state.active.writer.append(write.parts) {
             Ok(end) => debug_assert_eq!(end, state.active.content.size + write.len),
-            Err(StoreError::Full) => return Err(AppendError::Full),
+            Err(StoreError::Full) => {
+                self.flusher.disk().note();
+                return Err(AppendError::Full);
+            }
             Err(error) if error.ends_writer() && state.condition == Condition::Serving => {
                 // The flusher meets the same error and mends or faults the partition.
                 self.flusher.queue_now(self);

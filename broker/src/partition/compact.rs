@@ -122,6 +122,7 @@ mod tests {
     use lane_core::Extractors;
 
     use super::*;
+    use crate::log::OpenFiles;
     use crate::partition::{Append, Durability, Flusher, OpenPartition, ReadUpTo, Settings};
 
     fn open(store: Arc<dyn SegmentStore>, flusher: &Arc<Flusher>, epoch: i32) -> Arc<Partition> {
@@ -135,6 +136,8 @@ mod tests {
             flusher: flusher.clone(),
             settings: Settings { segment_bytes: 1024, retention_ms: None, ..Settings::default() },
             now: TimestampMs(1),
+            open_files: OpenFiles::new(64),
+            must_exist: false,
         };
         open.open().unwrap()
     }

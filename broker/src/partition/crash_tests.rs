@@ -383,6 +383,8 @@ fn try_open(
         flusher: flusher.clone(),
         settings,
         now: NOW,
+        open_files: OpenFiles::new(64),
+        must_exist: false,
     };
     open.open()
 }

@@ -16,7 +16,7 @@ use kafka::{Offset, TimestampMs};
 use parking_lot::{Condvar, Mutex};
 use tokio::sync::Notify;
 
-use super::{Condition, Durability, Partition, Position, Queued, Roll, State};
+use super::{Condition, Durability, FullDisk, Partition, Position, Queued, Roll, State};
 use crate::log::recovery::{content_of, delete_batches, delete_segment};
 use crate::log::segment::SealedFacts;
 use crate::log::{ActiveSegment, SealedSegment, SegmentFiles};
@@ -34,6 +34,7 @@ pub struct Flusher {
     unsynced_bytes: AtomicU64,
     unsynced_bytes_max: u64,
     shrunk: Notify,
+    disk: FullDisk,
 }
 
 #[derive(Default)]
@@ -56,6 +57,7 @@ impl Flusher {
             unsynced_bytes: AtomicU64::new(0),
             unsynced_bytes_max,
             shrunk: Notify::new(),
+            disk: FullDisk::default(),
         });
         for n in 0..threads.max(1) {
             let flusher = flusher.clone();
@@ -70,6 +72,11 @@ impl Flusher {
     pub fn stop(&self) {
         self.queue.lock().stopped = true;
         self.ready.notify_all();
+    }
+
+    /// Whether the disk that all partitions share is full.
+    pub fn disk(&self) -> &FullDisk {
+        &self.disk
     }
 
     /// Bytes in memory that are not durable yet.
@@ -195,6 +202,9 @@ impl Partition {
     /// A file beside the segment could not be written (the disk is full): nothing is lost or in doubt,
     /// and nothing above the roll becomes visible until it is there.
     fn flush_later(&self, error: &StoreError) {
+        if *error == StoreError::Full {
+            self.flusher.disk.note();
+        }
         let mut state = self.state.lock();
         tracing::debug!(partition = %self, %error, "a segment cannot be finished yet");
         if state.condition == Condition::Serving && state.queued == Queued::No {
@@ -234,7 +244,10 @@ impl Partition {
         let files = SegmentFiles::new(&self.dir, base, 0);
         let writer = match self.store.create(&files.log()) {
             Ok(writer) => writer,
-            Err(StoreError::Full) => return Err(AppendError::Full),
+            Err(StoreError::Full) => {
+                self.flusher.disk.note();
+                return Err(AppendError::Full);
+            }
             Err(error) => return Err(AppendError::Store(error)),
         };
         let old = std::mem::replace(&mut state.active, ActiveSegment::new(files, base, writer));
@@ -272,7 +285,7 @@ impl Partition {
             max_timestamp: content.index.max_timestamp(),
             written: now,
         };
-        Arc::new(SealedSegment::new(&self.dir, facts).with_live(reader, content))
+        Arc::new(SealedSegment::new(&self.dir, facts, &self.open_files).with_live(reader, content))
     }
 
     /// A failed sync is never retried and never believed. Under `Sync` everything above the durable

@@ -10,6 +10,7 @@ mod compact;
 #[cfg(test)]
 mod crash_tests;
 mod flush;
+mod full;
 mod open;
 mod read;
 mod special;
@@ -26,14 +27,16 @@ use broker_core::Fold;
 use broker_store::{SegmentStore, StoreError, StorePath, Writer};
 use bytes::Bytes;
 use kafka::{LeaderEpoch, Offset, PartitionIndex, TopicId, TopicName};
+use lane_core::Extractors;
 use parking_lot::{Mutex, RwLock};
 use tokio::sync::watch;
 
-use crate::log::{ActiveSegment, SealedSegment};
+use crate::log::{ActiveSegment, OpenFiles, SealedSegment};
 
 pub use append::{Append, AppendError, Appended, MirrorUnit, UnitError, UnitOutcome};
 pub use flush::Flusher;
-pub use open::OpenPartition;
+pub use full::FullDisk;
+pub use open::{OpenPartition, directory};
 pub use read::{OriginRead, ReadError, ReadOutcome, ReadUpTo, Slice};
 pub use special::Special;
 pub use time::Found;
@@ -64,6 +67,8 @@ pub struct Settings {
     pub timestamp_after_max_ms: i64,
     /// `sealane.lanes`.
     pub lanes: bool,
+    /// `sealane.lanes.extractors`: the list that the log is given when lanes are on.
+    pub lane_extractors: Arc<Extractors>,
     /// `sealane.lanes.reference`: without lanes, a lane's consumers read all of it.
     pub lane_reference: bool,
 }
@@ -82,6 +87,7 @@ impl Default for Settings {
             timestamp_before_max_ms: i64::MAX,
             timestamp_after_max_ms: 3_600_000,
             lanes: false,
+            lane_extractors: Arc::new(Extractors::standard()),
             lane_reference: false,
         }
     }
@@ -108,6 +114,7 @@ pub struct Partition {
     store: Arc<dyn SegmentStore>,
     durability: Durability,
     flusher: Arc<Flusher>,
+    open_files: Arc<OpenFiles>,
     settings: RwLock<Arc<Settings>>,
     state: Mutex<State>,
     /// Held while a flush runs, so that there is one at a time.

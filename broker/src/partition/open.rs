@@ -9,6 +9,7 @@ use parking_lot::{Mutex, RwLock};
 use tokio::sync::watch;
 
 use super::{Condition, Durability, Flusher, Partition, Position, Progress, Queued, Settings, State, read};
+use crate::log::OpenFiles;
 use crate::log::recovery::{self, RecoverError, RecoverOptions};
 
 /// What a partition is opened with.
@@ -22,6 +23,10 @@ pub struct OpenPartition {
     pub flusher: Arc<Flusher>,
     pub settings: Settings,
     pub now: TimestampMs,
+    /// Where the open files of sealed segments are counted.
+    pub open_files: Arc<OpenFiles>,
+    /// It was served before, so its directory must be there.
+    pub must_exist: bool,
 }
 
 /// `<topic id>/<topic>-<partition>`: the id keeps a deleted topic's files away from its successor's.
@@ -32,6 +37,22 @@ pub fn directory(topic_id: TopicId, topic: &TopicName, index: PartitionIndex) ->
         .expect("topic ids and names are legal path components")
 }
 
+/// In a partition's directory it tells the next start that what is lost is lost.
+const ACCEPT_LOSS: &str = "accept-loss";
+
+/// A log that was served and is gone altogether is not begun anew by itself: its offsets were given out.
+/// True if a person has accepted the loss.
+fn check_exists(store: &dyn SegmentStore, dir: &StorePath) -> Result<bool, RecoverError> {
+    let files = store.list(dir)?;
+    if files.is_empty() {
+        return Err(RecoverError::Faulted(format!(
+            "its directory topics/{dir} was served before and is gone or empty: restore it, or delete the topic, \
+             or create the file topics/{dir}/{ACCEPT_LOSS} to begin it anew without its records"
+        )));
+    }
+    Ok(files.iter().any(|file| file.name == ACCEPT_LOSS))
+}
+
 impl OpenPartition {
     /// Blocks for the disk: call it on a blocking thread.
     pub fn open(self) -> Result<Arc<Partition>, RecoverError> {
@@ -40,8 +61,14 @@ impl OpenPartition {
             index_interval: self.settings.index_interval_bytes,
             ignore_state: crate::switches::state_off(),
             now: self.now,
+            open_files: self.open_files.clone(),
         };
-        let recovered = recovery::open(&*self.store, &dir, options)?;
+        let accepted = self.must_exist && check_exists(&*self.store, &dir)?;
+        let recovered = recovery::open(&*self.store, &dir, &options)?;
+        if accepted {
+            tracing::warn!(%dir, "the loss of this partition's records was accepted");
+            self.store.delete(&dir.join(ACCEPT_LOSS).expect("a legal name"))?;
+        }
         if let Some(cut) = &recovered.cut {
             tracing::warn!(file = %cut.file, position = cut.position, bytes = cut.bytes, reason = %cut.reason,
                 "cut a tail that was never acknowledged off the log");
@@ -66,6 +93,7 @@ impl OpenPartition {
             store: self.store,
             durability: self.durability,
             flusher: self.flusher,
+            open_files: self.open_files,
             settings: RwLock::new(Arc::new(self.settings)),
             state: Mutex::new(State {
                 fold: recovered.fold,

@@ -54,6 +54,8 @@ impl Fixture {
             flusher: flusher(),
             settings: self.settings.clone(),
             now: NOW,
+            open_files: OpenFiles::new(64),
+            must_exist: false,
         };
         open.open()
     }

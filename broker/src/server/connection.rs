@@ -14,6 +14,7 @@ use futures_util::future::BoxFuture;
 use kafka::frame::{self, RequestHeader};
 use tokio::time::Instant;
 
+use super::room::{Claim, FREE_MAX, STALL_MAX};
 use super::stream::Stream;
 use crate::api::{self, Answer, Body, Ctx, Piece, RecordPiece};
 
@@ -53,6 +54,10 @@ struct Connection {
     barrier: bool,
     out: BytesMut,
     last_request: Instant,
+    last_read: Instant,
+    /// Room for the frame at the front of `buf`, if it is a large one; and that frame's length.
+    claim: Claim,
+    frame_len: usize,
 }
 
 /// What happened while waiting.
@@ -60,6 +65,8 @@ enum Event {
     Read(io::Result<usize>),
     /// The first answer is complete.
     Done(Body),
+    /// There is room for the rest of a large request.
+    Room,
     Stop,
     Idle,
 }
@@ -73,6 +80,9 @@ pub async fn run(ctx: Ctx, stream: Stream) {
         barrier: false,
         out: BytesMut::new(),
         last_request: Instant::now(),
+        last_read: Instant::now(),
+        claim: Claim::None,
+        frame_len: 0,
     };
     let end = connection.serve().await;
     let info = &connection.ctx.connection;
@@ -112,24 +122,28 @@ impl Connection {
             if stop_at.is_some() && self.pending.is_empty() {
                 return End::Quiet;
             }
-            let idle_at =
-                self.last_request + Duration::from_millis(self.ctx.broker.config.connection_idle_ms);
-            let wake_at = stop_at.unwrap_or(idle_at);
+            let wake_at = stop_at.or_else(|| self.given_up_at());
+            let may_read = self.may_read();
             let event = tokio::select! {
                 biased;
                 body = first_done(&mut self.pending) => Event::Done(body),
                 () = stopping.cancelled(), if stop_at.is_none() => Event::Stop,
-                read = read(&mut self.stream, &mut self.buf), if Self::may_read(&self.buf, &self.pending, self.barrier) => Event::Read(read),
-                () = tokio::time::sleep_until(wake_at), if stop_at.is_some() || self.pending.is_empty() => Event::Idle,
+                () = self.claim.granted(self.frame_len) => Event::Room,
+                read = read(&mut self.stream, &mut self.buf), if may_read => Event::Read(read),
+                () = sleep_until(wake_at) => Event::Idle,
             };
             match event {
                 Event::Done(body) => self.first_is(body),
                 Event::Stop => stop_at = Some(Instant::now() + STOP_GRACE),
+                Event::Room => self.last_read = Instant::now(),
                 Event::Read(Ok(0)) => return End::Quiet,
-                Event::Read(Ok(read)) => self.ctx.broker.metrics.bytes_in.add(read as u64),
+                Event::Read(Ok(read)) => {
+                    self.last_read = Instant::now();
+                    self.ctx.broker.metrics.bytes_in.add(read as u64);
+                }
                 Event::Read(Err(error)) => return End::Io(error),
                 Event::Idle if stop_at.is_some() => return End::Quiet,
-                Event::Idle => return End::Idle,
+                Event::Idle => return self.gave_up(),
             }
         }
     }
@@ -138,9 +152,32 @@ impl Connection {
         !self.barrier && self.pending.len() < PENDING_MAX
     }
 
-    fn may_read(buf: &BytesMut, pending: &VecDeque<Pending>, barrier: bool) -> bool {
-        let may_start = !barrier && pending.len() < PENDING_MAX;
-        may_start || buf.len() < READ_AHEAD_MAX
+    /// Reads ahead within a bound; beyond it only for a frame that has its room.
+    fn may_read(&self) -> bool {
+        if self.claim.is_waiting() {
+            return false;
+        }
+        let ahead = self.may_start() || self.buf.len() < READ_AHEAD_MAX;
+        ahead || self.claim.missing(self.buf.len()).is_some()
+    }
+
+    /// When a peer that sends nothing is given up.
+    fn given_up_at(&self) -> Option<Instant> {
+        let idle = Duration::from_millis(self.ctx.broker.config.connection_idle_ms);
+        let idle_at = self.pending.is_empty().then(|| self.last_request + idle);
+        // Others may be waiting for the room that it holds.
+        let stalled_at = self.claim.missing(self.buf.len()).map(|_| self.last_read + STALL_MAX.min(idle));
+        idle_at.into_iter().chain(stalled_at).min()
+    }
+
+    fn gave_up(&self) -> End {
+        match self.claim.missing(self.buf.len()) {
+            Some(missing) => End::Refused(format!(
+                "a request of {} bytes stopped on its way: {missing} are missing",
+                self.frame_len
+            )),
+            None => End::Idle,
+        }
     }
 
     /// Starts whole frames that are in the buffer, as many as may run.
@@ -149,17 +186,33 @@ impl Connection {
         while self.may_start() {
             let next = frame::next_frame(&mut self.buf, max).map_err(|e| End::Refused(e.to_string()))?;
             let Some(mut body) = next else {
-                if let Ok(Some(len)) = frame::frame_len(&self.buf, max) {
-                    // Room for the rest of a frame at once, but never for what only was announced.
-                    let missing = (len + 4).saturating_sub(self.buf.len());
-                    self.buf.reserve(missing.min(READ_AHEAD_MAX));
-                }
+                self.prepare_for_the_rest(max);
                 return Ok(());
             };
+            let claim = std::mem::take(&mut self.claim);
+            if 4 + body.len() > FREE_MAX {
+                // The frame takes its memory with it: what follows begins in a buffer of its own.
+                self.buf = BytesMut::from(&self.buf[..]);
+            }
             let header = frame::parse_request_header(&mut body).map_err(|e| End::Refused(e.to_string()))?;
             self.start(header, body)?;
+            drop(claim);
         }
         Ok(())
+    }
+
+    /// Room for the rest of a frame at once, but never for what only was announced.
+    fn prepare_for_the_rest(&mut self, max: usize) {
+        let Ok(Some(len)) = frame::frame_len(&self.buf, max) else { return };
+        self.frame_len = len + 4;
+        let have = self.buf.len();
+        let missing = self.frame_len.saturating_sub(have);
+        if !self.claim.covers(&self.ctx.broker.frame_room, self.frame_len, have) {
+            return;
+        }
+        // Up to here it was free; beyond it there is room for all of it.
+        let free = FREE_MAX.saturating_sub(have);
+        self.buf.reserve(if free > 0 { missing.min(free) } else { missing });
     }
 
     fn start(&mut self, header: RequestHeader, body: Bytes) -> Result<(), End> {
@@ -237,6 +290,14 @@ async fn read(stream: &mut Stream, buf: &mut BytesMut) -> io::Result<usize> {
         buf.reserve(READ_MIN);
     }
     stream.read_buf(buf).await
+}
+
+/// Never, without a time.
+async fn sleep_until(at: Option<Instant>) {
+    match at {
+        Some(at) => tokio::time::sleep_until(at).await,
+        None => std::future::pending().await,
+    }
 }
 
 /// Completes when the first answer in the queue is there; never, if none is waited for.

@@ -18,13 +18,15 @@ use super::connection;
 use super::stream::Stream;
 use crate::api::{ConnectionInfo, Ctx, Principal};
 use crate::broker::Broker;
-use crate::config::ListenerConfig;
+use crate::config::{ListenerConfig, ListenerView};
 
 /// What handlers know of the listener of a connection.
 #[derive(Debug)]
 pub struct ListenerInfo {
     pub name: String,
     pub internal: bool,
+    /// Its readers are shown every record.
+    pub raw: bool,
     pub advertised_host: String,
     pub advertised_port: u16,
 }
@@ -35,6 +37,8 @@ pub struct BoundListener {
     pub address: SocketAddr,
     socket: TcpListener,
     tls: Option<Arc<ServerTls>>,
+    /// Who may use it, by common name; `None`: everybody who gets through the handshake.
+    readers: Option<Arc<[String]>>,
 }
 
 /// Why a listener cannot be opened; names it.
@@ -50,6 +54,13 @@ pub enum BindError {
     Tls { name: String, error: TlsError },
     #[error("listener {0} is internal: it needs `tls` and `client_auth = \"required\"`")]
     InternalOpen(String),
+    #[error(
+        "listener {0} has view = \"raw\": it needs `tls`, `client_auth = \"required\"` and the common names of \
+         its readers in `raw_readers`, and cannot be internal"
+    )]
+    RawOpen(String),
+    #[error("listener {0} has `raw_readers`, which belong to view = \"raw\"")]
+    ReadersWithoutRaw(String),
 }
 
 /// Time for a TLS handshake.
@@ -64,6 +75,14 @@ impl BoundListener {
         let required = config.client_auth == chassis::tls::ClientAuth::Required;
         if config.internal && (config.tls.is_none() || !required) {
             return Err(BindError::InternalOpen(name));
+        }
+        let raw = config.view == ListenerView::Raw;
+        let guarded = config.tls.is_some() && required && !config.raw_readers.is_empty() && !config.internal;
+        if raw && !guarded {
+            return Err(BindError::RawOpen(name));
+        }
+        if !raw && !config.raw_readers.is_empty() {
+            return Err(BindError::ReadersWithoutRaw(name));
         }
         let tls = match &config.tls {
             Some(files) => Some(
@@ -83,14 +102,21 @@ impl BoundListener {
             true => (address.ip().to_string(), address.port()),
             false => parse_advertised(&name, &config.advertised)?,
         };
-        let info = ListenerInfo { name, internal: config.internal, advertised_host, advertised_port };
-        Ok(BoundListener { info: Arc::new(info), address, socket, tls })
+        let info = ListenerInfo { name, internal: config.internal, raw, advertised_host, advertised_port };
+        let readers = raw.then(|| config.raw_readers.clone().into());
+        Ok(BoundListener { info: Arc::new(info), address, socket, tls, readers })
     }
 
     /// Accepts connections until the service stops.
     pub fn serve(self, broker: &Arc<Broker>) {
         if let Some(tls) = &self.tls {
             tls.follow(&broker.service, |_| {});
+        }
+        if let Some(readers) = &self.readers {
+            tracing::warn!(
+                listener = %self.info.name, address = %self.address, readers = readers.join(", "),
+                "this listener shows every record of every topic, those of PPE lanes too"
+            );
         }
         let service = broker.service.clone();
         let broker = broker.clone();
@@ -118,12 +144,12 @@ impl BoundListener {
                 continue;
             };
             let (service, broker) = (&broker.service, broker.clone());
-            let (info, tls) = (self.info.clone(), self.tls.clone());
+            let (info, tls, readers) = (self.info.clone(), self.tls.clone(), self.readers.clone());
             let span = tracing::debug_span!("connection", listener = info.name, %peer);
             let serving = async move {
                 let gauge = broker.metrics.connections.clone();
                 gauge.add(1);
-                serve_one(broker, info, tls, stream, peer).await;
+                serve_one(broker, info, tls, readers, stream, peer).await;
                 gauge.add(-1);
                 drop(permit);
             };
@@ -136,6 +162,7 @@ async fn serve_one(
     broker: Arc<Broker>,
     listener: Arc<ListenerInfo>,
     tls: Option<Arc<ServerTls>>,
+    readers: Option<Arc<[String]>>,
     stream: TcpStream,
     peer: SocketAddr,
 ) {
@@ -152,6 +179,15 @@ async fn serve_one(
             }
         },
     };
+    let may = |readers: &Arc<[String]>| match &principal {
+        Principal::Certificate(name) => readers.iter().any(|reader| **reader == **name),
+        Principal::Anonymous => false,
+    };
+    if !readers.as_ref().is_none_or(may) {
+        broker.metrics.connections_refused.add(1);
+        tracing::warn!(listener = %listener.name, %peer, ?principal, "refused: it is not in raw_readers");
+        return;
+    }
     let id = NEXT_ID.fetch_add(1, Ordering::Relaxed);
     let connection = Arc::new(ConnectionInfo { id, listener, principal, peer });
     connection::run(Ctx { broker, connection }, stream).await;

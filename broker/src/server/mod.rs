@@ -4,7 +4,9 @@
 
 mod connection;
 mod listener;
+mod room;
 mod stream;
 
 pub use crate::api::Principal;
 pub use listener::{BindError, BoundListener, ListenerInfo};
+pub use room::FrameRoom;

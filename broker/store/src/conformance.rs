@@ -5,7 +5,7 @@
 
 use std::io::IoSlice;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use crate::meta::{self, MetaFaults};
 use crate::{
@@ -393,6 +393,30 @@ fn a_boxed_store_is_a_segment_store() {
     segment_cases(|| Box::new(Arc::new(Memory::new()) as Arc<dyn SegmentStore>));
 }
 
+fn shared(remote: impl crate::Remote + 'static) -> Arc<dyn SegmentStore> {
+    let life = crate::Life { broker: 1, epoch: 1 };
+    crate::shared::Shared::open(Arc::new(remote), life, crate::shared::small()).unwrap()
+}
+
+#[test]
+fn shared_log_is_a_segment_store() {
+    segment_cases(|| Box::new(shared(crate::remote::Memory::new())));
+}
+
+#[test]
+fn shared_log_on_a_faulty_remote_store_is_a_segment_store() {
+    let faults = crate::remote::RemoteFaults {
+        error_per_mille: 50,
+        late_error_per_mille: 50,
+        repeat_per_mille: 50,
+        ..Default::default()
+    };
+    segment_cases(|| {
+        let remote = crate::remote::Memory::new();
+        Box::new(shared(crate::remote::Flaky::new(remote, 1, faults)))
+    });
+}
+
 /// What only a faulty store can show, on each of the others.
 fn faulty_cases(make: impl Fn() -> Box<dyn SegmentStore>) {
     a_full_disk_loses_nothing_and_recovers(Arc::from(make()));
@@ -570,6 +594,12 @@ mod metadata {
         for i in 0..1_100_u32 {
             version = Some(store.put_if("k", i.to_be_bytes().to_vec(), version).await.unwrap());
         }
+        // Where changes come over a network, the last one takes a moment.
+        let end = Instant::now() + Duration::from_secs(60);
+        while !matches!(watch.latest(), Some(Change::Put(last)) if Some(last.version) == version) {
+            assert!(Instant::now() < end, "the latest change comes");
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
         let mut changes = Vec::new();
         while let Some(change) = watch.try_next() {
             changes.push(change);
@@ -646,12 +676,12 @@ mod metadata {
 }
 
 /// What a store that several processes share does besides.
-async fn shared_metadata_cases(make: impl Fn() -> Arc<dyn MetaStore>) {
+pub(crate) async fn shared_metadata_cases(make: impl Fn() -> Arc<dyn MetaStore>) {
     metadata::a_leased_key_goes_with_its_lease(&*make()).await;
 }
 
 /// Runs every case on a fresh store.
-async fn metadata_cases(make: impl Fn() -> Arc<dyn MetaStore>) {
+pub(crate) async fn metadata_cases(make: impl Fn() -> Arc<dyn MetaStore>) {
     metadata::a_write_needs_the_right_version(&*make()).await;
     metadata::list_shows_a_prefix_in_order(&*make()).await;
     metadata::a_watch_tells_every_later_change_in_order(&*make()).await;

@@ -14,6 +14,7 @@ pub mod meta;
 mod path;
 pub mod remote;
 pub mod segment;
+pub mod shared;
 
 pub use data_dir::{DataDir, FORMAT_KNOWN};
 pub use error::StoreError;

@@ -3,6 +3,8 @@
 //! Owns the trait, its contract and the types that cross it; implementations are in the submodules.
 //! Invariant: versions of one store only grow, over restarts too, and no two writes share one.
 
+#[cfg(feature = "cluster")]
+mod etcd;
 mod file;
 mod flaky;
 mod memory;
@@ -12,11 +14,14 @@ mod watch;
 use std::fmt;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use futures_util::future::BoxFuture;
+use parking_lot::Mutex;
 use tokio::sync::Notify;
 
+#[cfg(feature = "cluster")]
+pub use etcd::{Etcd, EtcdConfig, EtcdTls};
 pub use file::File;
 pub use flaky::{Flaky, MetaFaults};
 pub use memory::Memory;
@@ -163,6 +168,8 @@ struct LeaseState {
     /// The store's name for it.
     id: i64,
     gone: AtomicBool,
+    /// It is over at this moment, if it is not renewed, whether anybody has noticed or not.
+    until: Mutex<Option<Instant>>,
     changed: Notify,
     on_end: Box<dyn Fn() + Send + Sync>,
 }
@@ -170,8 +177,8 @@ struct LeaseState {
 impl Lease {
     /// `on_end` is called once, when the lease ends by its holder's will or by [`Lease::end`].
     fn new(id: i64, on_end: impl Fn() + Send + Sync + 'static) -> Lease {
-        let (gone, changed) = (AtomicBool::new(false), Notify::new());
-        Lease { state: Arc::new(LeaseState { id, gone, changed, on_end: Box::new(on_end) }) }
+        let (gone, until, changed) = (AtomicBool::new(false), Mutex::default(), Notify::new());
+        Lease { state: Arc::new(LeaseState { id, gone, until, changed, on_end: Box::new(on_end) }) }
     }
 
     fn id(&self) -> i64 {
@@ -184,7 +191,23 @@ impl Lease {
 
     /// False once the lease may have been given to another.
     pub fn is_held(&self) -> bool {
-        !self.state.gone.load(Ordering::Acquire)
+        !self.state.gone.load(Ordering::Acquire) && self.until().is_none_or(|until| Instant::now() < until)
+    }
+
+    /// Until when the lease is held if it is not renewed; always, without one.
+    fn until(&self) -> Option<Instant> {
+        *self.state.until.lock()
+    }
+
+    #[cfg(feature = "cluster")]
+    fn extend(&self, until: Instant) {
+        let mut current = self.state.until.lock();
+        *current = Some(current.map_or(until, |current| current.max(until)));
+    }
+
+    #[cfg(feature = "cluster")]
+    fn has_ended(&self) -> bool {
+        self.state.gone.load(Ordering::Acquire)
     }
 
     /// Returns when the lease is no longer held.

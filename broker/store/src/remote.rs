@@ -10,7 +10,15 @@ mod block;
 #[cfg(test)]
 mod conformance;
 mod flaky;
+#[cfg(feature = "cluster")]
+mod hdfs;
 mod memory;
+#[cfg(feature = "cluster")]
+mod names;
+#[cfg(feature = "cluster")]
+mod s3;
+#[cfg(feature = "cluster")]
+mod worker;
 
 use std::fmt;
 use std::sync::Arc;
@@ -19,7 +27,11 @@ use bytes::Bytes;
 
 pub use block::{BLOCK_BYTES_MAX, Block, BlockError};
 pub use flaky::{Flaky, RemoteFaults};
+#[cfg(feature = "cluster")]
+pub use hdfs::{Hdfs, HdfsConfig, Kerberos};
 pub use memory::Memory;
+#[cfg(feature = "cluster")]
+pub use s3::{S3, S3Config, S3Credentials};
 
 use crate::{Entry, StoreError, StorePath};
 

@@ -62,6 +62,12 @@ pub trait Writer: Send + Sync {
     /// Blocks for the disk. The first error is final: [`StoreError::SyncFailed`].
     fn sync(&self) -> Result<u64, StoreError>;
 
+    /// Starts what the next `sync` will wait for, where one flush of the store makes many files durable:
+    /// begin with all, then sync each. `false` where files are synced one by one, and nothing was done.
+    fn sync_begin(&self) -> bool {
+        false
+    }
+
     /// Syncs and ends the writer.
     fn seal(&self) -> Result<(), StoreError>;
 

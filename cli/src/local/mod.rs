@@ -176,7 +176,6 @@ fn mirror_config(plan: &RegionPlan, plans: &[RegionPlan], certificates: &Certifi
         peer: peer.name.clone(),
         address: (own > Some(index)).then(|| peer.address(peer.mirror)),
         server_name: Some(MIRROR_NAME.to_owned()),
-        ..mirror::LinkConfig::default()
     };
     mirror::Config {
         broker: plan.address(plan.internal),

@@ -100,7 +100,7 @@ def confluent_produce(args):
 
 
 def confluent_consume(args):
-    from confluent_kafka import Consumer, KafkaError, TopicPartition
+    from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
     extra = {"group.id": args.group or "none", "auto.offset.reset": args.reset,
              "isolation.level": args.isolation, "enable.auto.commit": False,
              "enable.partition.eof": True, "session.timeout.ms": args.session}
@@ -133,7 +133,10 @@ def confluent_consume(args):
              message.value(), message.headers())
         budget.took_one()
         if args.commit and args.group:
-            consumer.commit(message, asynchronous=False)
+            try:
+                consumer.commit(message, asynchronous=False)
+            except KafkaException as error:  # the group went on without it: the record comes again
+                say(error=str(error))
     if args.until_end:
         for part in consumer.position(consumer.assignment()):
             low, high = consumer.get_watermark_offsets(part, timeout=30)

@@ -16,7 +16,7 @@ use kafka::messages::{ApiVersionsRequest, ApiVersionsResponse};
 use kafka::{ErrorCode, StrBytes, api, cold};
 use kafka_protocol::protocol::Request;
 use rustls_pki_types::ServerName;
-use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, BufReader};
 use tokio::net::TcpStream;
 use tokio::sync::{Notify, mpsc, oneshot};
 use tokio::time::timeout;
@@ -36,6 +36,9 @@ pub struct ConnectOptions {
     pub request_timeout: Duration,
     /// Largest answer that is read.
     pub frame_bytes_max: usize,
+    /// Read from the socket at once under TLS, whose library by itself reads 4 KiB: for connections that
+    /// carry much. 0 for none of it.
+    pub tls_read_bytes: usize,
 }
 
 #[derive(Clone, Default)]
@@ -54,6 +57,7 @@ impl Default for ConnectOptions {
             connect_timeout: Duration::from_secs(10),
             request_timeout: Duration::from_secs(40),
             frame_bytes_max: kafka::limits::REQUEST_BYTES_MAX,
+            tls_read_bytes: 0,
         }
     }
 }
@@ -118,6 +122,7 @@ impl Connection {
             Security::Tls { config, server_name } => {
                 let name = server_name.as_deref().unwrap_or(&endpoint.host).to_owned();
                 let name = ServerName::try_from(name).map_err(|error| connect_error(endpoint, error))?;
+                let tcp = BufReader::with_capacity(options.tls_read_bytes, tcp);
                 let tls = TlsConnector::from(config.current()).connect(name, tcp).await;
                 let tls = tls.map_err(|error| connect_error(endpoint, format!("TLS: {error}")))?;
                 Ok(Connection::start_on(tls, endpoint, options))

@@ -4,11 +4,13 @@
 //! fields, so that a client moves on by exactly the batch it asked for. What is hidden whole becomes an
 //! empty data batch: never one with the control bit, which some clients cannot read without a record.
 
+use std::borrow::Cow;
+
 use kafka::batch::Attributes;
 use kafka::record::{BatchBuilder, Headers, Record, Records, unpack};
 use kafka::{Batch, BatchError, BatchHeader, Offset, ProducerEpoch, ProducerId};
 
-use crate::extract::{Extractors, LANE_HEADER, LaneVerdict, Refusal};
+use crate::extract::{Extractors, LaneVerdict, Refusal};
 use crate::name::Lane;
 use crate::summary::{LaneSummary, RecordLane};
 
@@ -154,8 +156,9 @@ pub enum StampRefusal {
     Headers(Refusal),
 }
 
-/// Puts every record of `batch` into `lane`: those that name no lane get `x-lane`. `None` if the batch
-/// can stay as it is. A record of any other lane refuses the batch.
+/// Puts every record of `batch` into `lane`: those that name no lane get a header more, as the first of
+/// `extractors` reads it; they may not be none. `None` if the batch can stay as it is. A record of any
+/// other lane refuses the batch.
 pub fn stamp(batch: &Batch, lane: &Lane, extractors: &Extractors) -> Result<Option<Batch>, StampError> {
     let section = unpack(batch).map_err(StampError::Batch)?;
     let mut builder = BatchBuilder::like(&batch.header);
@@ -163,10 +166,12 @@ pub fn stamp(batch: &Batch, lane: &Lane, extractors: &Extractors) -> Result<Opti
     let mut stamped = false;
     for (index, record) in Records::new(&section, batch.header.record_count).enumerate() {
         let record = record.map_err(StampError::Batch)?;
-        match place(&record, lane, extractors).map_err(StampError::Batch)? {
+        let mut headers = checked(record.headers()).map_err(StampError::Batch)?;
+        match place(&headers, lane, extractors) {
             Place::In => builder.push_raw(&record),
-            Place::Stamp(headers) => {
+            Place::Stamp(name, value) => {
                 stamped = true;
+                headers.push((name, Some(&value)));
                 let (offset, timestamp) = (record.offset_delta, record.timestamp_delta);
                 builder.push(offset, timestamp, record.key, record.value, &headers);
             }
@@ -182,31 +187,32 @@ pub fn stamp(batch: &Batch, lane: &Lane, extractors: &Extractors) -> Result<Opti
 
 enum Place<'a> {
     In,
-    /// All headers, the lane's last.
-    Stamp(Vec<HeaderPair<'a>>),
+    /// The lane's header, to come last.
+    Stamp(&'a str, Cow<'a, [u8]>),
     Refused(StampRefusal),
 }
 
 type HeaderPair<'a> = (&'a str, Option<&'a [u8]>);
 
-fn place<'a>(record: &Record<'a>, lane: &'a Lane, extractors: &Extractors) -> Result<Place<'a>, BatchError> {
-    let mut headers = checked(record.headers())?;
+fn place<'a>(headers: &[HeaderPair<'a>], lane: &'a Lane, extractors: &'a Extractors) -> Place<'a> {
     let judge = |verdict: LaneVerdict| match verdict {
-        LaneVerdict::Lane(named) if named == *lane => Place::In,
-        LaneVerdict::Lane(_) | LaneVerdict::Baseline => Place::Refused(StampRefusal::OtherLane),
-        LaneVerdict::Unknown => Place::Refused(StampRefusal::NoLaneName),
-        LaneVerdict::Refused(why) => Place::Refused(StampRefusal::Headers(why)),
+        LaneVerdict::Lane(named) if named == *lane => Ok(()),
+        LaneVerdict::Lane(_) | LaneVerdict::Baseline => Err(StampRefusal::OtherLane),
+        LaneVerdict::Unknown => Err(StampRefusal::NoLaneName),
+        LaneVerdict::Refused(why) => Err(StampRefusal::Headers(why)),
     };
-    match extractors.lane_of(headers.iter().copied()).lane {
-        LaneVerdict::Baseline => {
-            headers.push((LANE_HEADER, Some(lane.as_str().as_bytes())));
-            // Another header may say "baseline" aloud, which is another lane than a PPE one.
-            match judge(extractors.lane_of(headers.iter().copied()).lane) {
-                Place::In => Ok(Place::Stamp(headers)),
-                other => Ok(other),
-            }
-        }
-        named => Ok(judge(named)),
+    let verdict = extractors.lane_of(headers.iter().copied()).lane;
+    if verdict != LaneVerdict::Baseline {
+        return judge(verdict).map_or_else(Place::Refused, |()| Place::In);
+    }
+    let Some((name, value)) = extractors.stamp(headers, lane) else {
+        return Place::Refused(StampRefusal::OtherLane);
+    };
+    // Another header may say "baseline" aloud, which is another lane than a PPE one.
+    let stamped = headers.iter().copied().chain([(name, Some(&*value))]);
+    match judge(extractors.lane_of(stamped).lane) {
+        Ok(()) => Place::Stamp(name, value),
+        Err(why) => Place::Refused(why),
     }
 }
 
@@ -333,6 +339,19 @@ mod tests {
             panic!("records are named")
         };
         assert_eq!(refused, [(1, StampRefusal::OtherLane), (2, StampRefusal::NoLaneName)]);
+    }
+
+    #[test]
+    fn a_record_is_stamped_as_the_list_of_the_topic_reads_it() {
+        let list = Extractors::parse_list("x-tt-env,baggage/lane").unwrap();
+        // By this list x-lane names nothing, so it is no other lane either.
+        let whole = batch(Codec::Lz4, &[None, Some("boe-b")]);
+        let stamped = stamp(&whole, &lane("boe-a"), &list).unwrap().unwrap();
+        assert_eq!(classify(&stamped, &list).unwrap().summary.lanes(), [lane("boe-a")]);
+        let headers: Vec<_> = values(&stamped).into_iter().map(|(_, _, headers)| headers).collect();
+        assert_eq!(headers, [vec!["b", "a", "b", "x-tt-env"], vec!["b", "x-lane", "b", "x-tt-env"]]);
+        let off = stamp(&whole, &lane("boe-a"), &Extractors::none()).unwrap_err();
+        assert!(matches!(off, StampError::Records(refused) if refused.len() == 2));
     }
 
     #[test]

@@ -3,6 +3,10 @@
 //! Total over all legal headers: any list of names and values gives a verdict. Header names match
 //! without case, the last of duplicates wins, values are trimmed and then compared exactly. W3C
 //! headers are parsed in `w3c.rs`. `traceparent` is never a source of a lane.
+//!
+//! A record is put into a lane as the first extractor of the list reads it.
+
+use std::borrow::Cow;
 
 use crate::name::{Lane, means_baseline};
 use crate::summary::RecordLane;
@@ -12,8 +16,9 @@ use crate::w3c;
 pub const EXTRACTORS_MAX: usize = 32;
 /// Longest text of one extractor, in bytes.
 pub const EXTRACTOR_LEN_MAX: usize = 256;
-/// The header that the lane-router stamps.
-pub const LANE_HEADER: &str = "x-lane";
+/// The list that a topic gets when it says nothing else.
+pub const STANDARD: &str =
+    "x-lane,baggage/lane,x-tt-env,baggage/sd-routing-key,baggage/mirrord-session,x-lane-code,tsf_laneId";
 
 /// An ordered list of extractors. Empty: lanes are off.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -74,23 +79,27 @@ pub enum Refusal {
     UsePpeWithoutPpe,
 }
 
-/// Why a list of extractors is not one.
+/// Why a list of extractors is not one. Names the entry and what may stand there.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ExtractorError {
+    #[error("no extractor is named; sealane.lanes=false is what turns lanes off")]
+    Empty,
     #[error("at most {EXTRACTORS_MAX} extractors are possible")]
     TooMany,
-    #[error("extractor {0:?} is neither a header name, \"baggage/KEY\" nor \"tracestate/KEY\"")]
+    #[error("extractor {0:?} is not one: it must be the name of a header, baggage/KEY or tracestate/KEY")]
     Syntax(String),
-    #[error("traceparent never names a lane")]
-    TraceParent,
+    #[error("extractor {0:?} is not one: it is read together with x-tt-env")]
+    Flag(String),
+    #[error("extractor {0:?} is not one: traceparent never names a lane; name another header")]
+    TraceParent(String),
     #[error("extractor {0:?} is in the list twice")]
     Twice(String),
 }
 
 impl Extractors {
-    /// The list that a topic gets when it says nothing else.
+    /// See [`STANDARD`].
     pub fn standard() -> Extractors {
-        Extractors::parse(&STANDARD).expect("the standard list is legal")
+        Extractors::parse_list(STANDARD).expect("the standard list is legal")
     }
 
     /// Lanes off.
@@ -110,35 +119,50 @@ impl Extractors {
         Ok(made)
     }
 
+    /// A list as configuration writes it, with commas. It may not be empty.
+    pub fn parse_list(text: &str) -> Result<Extractors, ExtractorError> {
+        if text.trim().is_empty() {
+            return Err(ExtractorError::Empty);
+        }
+        let texts: Vec<&str> = text.split(',').map(str::trim).collect();
+        Extractors::parse(&texts)
+    }
+
     fn push(&mut self, text: &str) -> Result<(), ExtractorError> {
+        let syntax = || ExtractorError::Syntax(text.to_owned());
         let (header, key) = match text.split_once('/') {
             Some((header, key)) => (header, Some(key)),
             None => (text, None),
         };
         let printable = |s: &str| !s.is_empty() && s.chars().all(|c| c.is_ascii_graphic() && c != ',');
-        if text.len() > EXTRACTOR_LEN_MAX || !printable(header) || !key.is_none_or(printable) {
-            return Err(ExtractorError::Syntax(text.to_owned()));
+        let member = |s: &str| printable(s) && !s.contains(['=', ';']);
+        if text.len() > EXTRACTOR_LEN_MAX || !printable(header) || !key.is_none_or(member) {
+            return Err(syntax());
         }
-        if header.eq_ignore_ascii_case("traceparent") {
-            return Err(ExtractorError::TraceParent);
+        let named = |name: &str| header.eq_ignore_ascii_case(name);
+        if named("traceparent") {
+            return Err(ExtractorError::TraceParent(text.to_owned()));
         }
-        if self.texts.iter().any(|t| t == text) {
-            return Err(ExtractorError::Twice(text.to_owned()));
+        if named("x-use-ppe") {
+            return Err(ExtractorError::Flag(text.to_owned()));
         }
         let slot = self.slot(header);
         let extractor = match key {
-            None if header.eq_ignore_ascii_case("x-tt-env") => {
-                Extractor::TtEnv { env: slot, use_ppe: self.slot("x-use-ppe") }
-            }
+            None if named("x-tt-env") => Extractor::TtEnv { env: slot, use_ppe: self.slot("x-use-ppe") },
+            // The whole of a W3C list is no lane's name.
+            None if named("baggage") || named("tracestate") => return Err(syntax()),
             None => Extractor::Header { slot },
-            Some(key) if header.eq_ignore_ascii_case("baggage") => {
+            Some(key) if named("baggage") => {
                 Extractor::Member { slot, format: Format::Baggage, key: key.to_owned() }
             }
-            Some(key) if header.eq_ignore_ascii_case("tracestate") => {
+            Some(key) if named("tracestate") => {
                 Extractor::Member { slot, format: Format::TraceState, key: key.to_owned() }
             }
-            Some(_) => return Err(ExtractorError::Syntax(text.to_owned())),
+            Some(_) => return Err(syntax()),
         };
+        if self.list.contains(&extractor) {
+            return Err(ExtractorError::Twice(text.to_owned()));
+        }
         self.list.push(extractor);
         self.texts.push(text.to_owned());
         Ok(())
@@ -172,6 +196,32 @@ impl Extractors {
             }
         }
         if found.nothing() { Verdict::of(LaneVerdict::Baseline) } else { self.judge(&found) }
+    }
+
+    /// The header that puts a record with these headers into `lane`, to be added behind them: where it
+    /// repeats one, the last of duplicates wins. `None` with lanes off.
+    pub fn stamp<'a>(
+        &'a self,
+        headers: &[(&'a str, Option<&'a [u8]>)],
+        lane: &'a Lane,
+    ) -> Option<(&'a str, Cow<'a, [u8]>)> {
+        let (slot, member) = match self.list.first()? {
+            Extractor::Header { slot } | Extractor::TtEnv { env: slot, .. } => (*slot, None),
+            Extractor::Member { slot, format, key } => (*slot, Some((*format, key))),
+        };
+        let name = self.headers[slot].as_str();
+        let Some((format, key)) = member else {
+            return Some((name, Cow::Borrowed(lane.as_str().as_bytes())));
+        };
+        let old = headers.iter().rfind(|(header, _)| header.eq_ignore_ascii_case(name));
+        // The other members stay: they are for others.
+        let old = old.and_then(|(_, value)| std::str::from_utf8((*value)?).ok()).map(str::trim);
+        let value = match (old.filter(|old| !old.is_empty()), format) {
+            (None, _) => format!("{key}={lane}"),
+            (Some(old), Format::Baggage) => format!("{old},{key}={lane}"),
+            (Some(old), Format::TraceState) => format!("{key}={lane},{old}"),
+        };
+        Some((name, Cow::Owned(value.into_bytes())))
     }
 
     /// The same as [`lane_of`](Self::lane_of), as what a batch's summary counts.
@@ -297,16 +347,6 @@ impl<'a> Found<'a> {
     }
 }
 
-const STANDARD: [&str; 7] = [
-    LANE_HEADER,
-    "baggage/lane",
-    "x-tt-env",
-    "baggage/sd-routing-key",
-    "baggage/mirrord-session",
-    "x-lane-code",
-    "tsf_laneId",
-];
-
 #[cfg(test)]
 mod tests {
     use proptest::prelude::*;
@@ -369,8 +409,64 @@ mod tests {
             assert_eq!(lane(&[(key, Some(value))]), named("boe-cart"), "{key}");
         }
         assert_eq!(lane(&[("traceparent", Some("boe-cart"))]), LaneVerdict::Baseline);
-        assert_eq!(Extractors::parse(&["Traceparent"]), Err(ExtractorError::TraceParent));
-        assert!(Extractors::parse(&["cookie/lane"]).is_err());
+    }
+
+    #[test]
+    fn a_list_that_is_none_names_its_wrong_entry_and_what_may_stand_there() {
+        for (list, entry) in [
+            ("x-lane,cookie/lane", "\"cookie/lane\""),
+            ("x-lane,x y", "\"x y\""),
+            ("baggage,x-lane", "\"baggage\""),
+            ("tracestate", "\"tracestate\""),
+            ("x-lane,,x-tt-env", "\"\""),
+            ("baggage/", "\"baggage/\""),
+            ("baggage/a=b", "\"baggage/a=b\""),
+        ] {
+            let error = Extractors::parse_list(list).unwrap_err().to_string();
+            let allowed = "the name of a header, baggage/KEY or tracestate/KEY";
+            assert!(error.contains(entry) && error.contains(allowed), "{list}: {error}");
+        }
+        for (list, error) in [
+            ("Traceparent", ExtractorError::TraceParent("Traceparent".to_owned())),
+            ("x-tt-env,x-use-ppe", ExtractorError::Flag("x-use-ppe".to_owned())),
+            ("x-lane,X-Lane", ExtractorError::Twice("X-Lane".to_owned())),
+            ("baggage/a,Baggage/a", ExtractorError::Twice("Baggage/a".to_owned())),
+            (" ", ExtractorError::Empty),
+        ] {
+            assert_eq!(Extractors::parse_list(list), Err(error), "{list}");
+        }
+        assert_eq!(Extractors::parse_list(&vec!["a"; 33].join(",")), Err(ExtractorError::TooMany));
+        let spaced = Extractors::parse_list(" x-tt-env , baggage/a ").unwrap();
+        assert_eq!(spaced.texts(), ["x-tt-env", "baggage/a"]);
+        assert_eq!(Extractors::standard().texts().join(","), STANDARD);
+    }
+
+    #[test]
+    fn only_what_is_in_the_list_names_a_lane() {
+        let only = Extractors::parse_list("x-tt-env").unwrap();
+        let lane = |name: &str| only.lane_of([(name, Some(&b"boe-a"[..]))]).lane;
+        assert_eq!((lane("x-lane"), lane("X-TT-Env")), (LaneVerdict::Baseline, named("boe-a")));
+    }
+
+    #[test]
+    fn a_stamp_leaves_the_other_members_of_a_list_alone() {
+        let lane = Lane::parse("boe-a").unwrap();
+        for (list, old, stamp) in [
+            ("x-tt-env,x-lane", None, ("x-tt-env", "boe-a")),
+            ("baggage/lane", None, ("baggage", "lane=boe-a")),
+            ("Baggage/lane", Some("user=1;p, x=2 "), ("baggage", "user=1;p, x=2,lane=boe-a")),
+            ("tracestate/sl", Some("v=1"), ("tracestate", "sl=boe-a,v=1")),
+        ] {
+            let list = Extractors::parse_list(list).unwrap();
+            let headers: Vec<_> = old.iter().map(|old| ("Baggage", Some(old.as_bytes()))).collect();
+            let headers = match stamp.0 {
+                "tracestate" => vec![("TraceState", headers[0].1)],
+                _ => headers,
+            };
+            let (name, value) = list.stamp(&headers, &lane).unwrap();
+            assert_eq!((name, &*value), (stamp.0, stamp.1.as_bytes()));
+        }
+        assert_eq!(Extractors::none().stamp(&[], &lane), None);
     }
 
     #[test]
@@ -394,6 +490,23 @@ mod tests {
     }
 
     proptest! {
+        #[test]
+        fn a_stamped_record_is_in_the_lane_by_any_list(
+            list in proptest::sample::subsequence(
+                vec!["x-lane", "baggage/lane", "x-tt-env", "tracestate/sl", "baggage/x"], 1..5).prop_shuffle(),
+            headers in proptest::collection::vec(
+                ("other|baggage|tracestate", proptest::option::of("[a-z=,; ]{0,12}")), 0..4)
+        ) {
+            let (list, lane) = (Extractors::parse(&list).unwrap(), Lane::parse("ppe-1").unwrap());
+            let mut headers: Vec<_> =
+                headers.iter().map(|(k, v)| (k.as_str(), v.as_deref().map(str::as_bytes))).collect();
+            prop_assume!(list.lane_of(headers.clone()).lane == LaneVerdict::Baseline);
+            prop_assume!(!list.lane_of(headers.clone()).disagreed);
+            let (name, value) = list.stamp(&headers, &lane).unwrap();
+            headers.push((name, Some(&value)));
+            prop_assert_eq!(list.lane_of(headers).lane, LaneVerdict::Lane(lane));
+        }
+
         #[test]
         fn any_headers_get_a_verdict(
             headers in proptest::collection::vec(

@@ -73,14 +73,17 @@ pub enum LaneMarker {
 }
 
 impl LaneMarker {
-    /// A lane's marker out of a marker of the log; `None` for the others.
+    /// A lane's marker out of a marker of the log; `None` for the others. A mirror's unit may name a list.
     pub fn parse(marker: &Marker) -> Result<Option<LaneMarker>, MarkerError> {
         Ok(Some(match marker {
             Marker::LaneActivate(cut) => LaneMarker::Activate(Cut::parse(cut)?),
             Marker::LaneDeactivate(cut) => LaneMarker::Deactivate(Cut::parse(cut)?),
             Marker::LanePurge(purge) => LaneMarker::Purge(Lane::parse(&purge.lane)?),
             Marker::Extractors(list) => LaneMarker::Extractors(Extractors::parse(list)?),
-            Marker::Mirror(_) => return Ok(None),
+            Marker::Mirror(unit) => {
+                Extractors::parse(unit.extractors.as_deref().unwrap_or_default())?;
+                return Ok(None);
+            }
         }))
     }
 }

@@ -9,6 +9,8 @@
 //!          | last_rewritten u8 | packing u8 (0 as is, 1 zstd) | unpacked length u32 | batches
 //! ```
 
+mod packer;
+
 use bytes::{Buf, BufMut, Bytes, BytesMut};
 use kafka::limits::REQUEST_BYTES_MAX;
 use kafka::private::{Claim, Message, TopicInfo, put_extractors, take_extractors, take_offset, take_topic};
@@ -16,9 +18,13 @@ use kafka::wire::{Reader, WireError, Writer};
 use kafka::{Offset, PartitionIndex, RegionId, RegionName, TopicId, TopicName};
 use uuid::Uuid;
 
+pub use packer::Packer;
+
 /// Newest protocol version that is spoken here, and the oldest still understood.
-pub const VERSION: u16 = 1;
+pub const VERSION: u16 = 2;
 pub const VERSION_MIN: u16 = 1;
+/// The version since which there are [`Frame::Deleted`] and [`LinkErrorCode::Paused`].
+pub const VERSION_OF_DELETED: u16 = 2;
 
 /// Largest control frame; longer lists are sent in several.
 pub const CONTROL_BYTES_MAX: usize = 1024 * 1024;
@@ -53,6 +59,8 @@ pub enum Frame {
     Refuse { sub: Sub, why: Refusal },
     /// The connection ends, for this reason.
     Error { code: LinkErrorCode, text: String },
+    /// The sender's copy of this incarnation of the receiver's topic was deleted by a person.
+    Deleted { topic: TopicName, incarnation: TopicId },
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -99,8 +107,10 @@ pub enum LinkErrorCode {
     Replaced = 5,
     /// Nothing was heard for too long.
     Silent = 6,
-    /// The mirror stops.
+    /// The mirror stops, or begins anew.
     Stopping = 7,
+    /// The link is paused by its policy.
+    Paused = 8,
 }
 
 /// One unit on its way: batches as the origin's log holds them.
@@ -180,6 +190,11 @@ impl Frame {
                 out.put_u8(*code as u8);
                 out.text(text);
             }
+            Frame::Deleted { topic, incarnation } => {
+                out.put_u8(10);
+                out.text(topic.as_str());
+                out.uuid(incarnation.0);
+            }
         }
     }
 
@@ -212,6 +227,10 @@ impl Frame {
                 },
             },
             9 => Frame::Error { code: LinkErrorCode::read(&mut from)?, text: from.text("text")? },
+            10 => Frame::Deleted {
+                topic: take_topic(&mut from)?,
+                incarnation: TopicId(from.uuid("incarnation")?),
+            },
             _ => return Err(WireError::Value("tag")),
         };
         from.end()?;
@@ -234,7 +253,7 @@ impl Hello {
 }
 
 impl LinkErrorCode {
-    const ALL: [LinkErrorCode; 7] = [
+    const ALL: [LinkErrorCode; 8] = [
         LinkErrorCode::Protocol,
         LinkErrorCode::Version,
         LinkErrorCode::SelfLink,
@@ -242,7 +261,16 @@ impl LinkErrorCode {
         LinkErrorCode::Replaced,
         LinkErrorCode::Silent,
         LinkErrorCode::Stopping,
+        LinkErrorCode::Paused,
     ];
+
+    /// What a peer of this version understands.
+    pub fn for_version(self, version: u16) -> LinkErrorCode {
+        match self {
+            LinkErrorCode::Paused if version < VERSION_OF_DELETED => LinkErrorCode::Stopping,
+            code => code,
+        }
+    }
 
     fn read(from: &mut Reader) -> Result<LinkErrorCode, WireError> {
         let code = from.u8("error code")?;
@@ -257,23 +285,24 @@ impl UnitFrame {
         self.batches.len() as u64 + UNIT_OVERHEAD
     }
 
-    /// The frame with its length; packs plain batches where that saves bytes.
-    pub fn encode(&self) -> Bytes {
-        let packed = if worth_packing(&self.batches) { pack(&self.batches) } else { None };
-        let payload = packed.as_deref().unwrap_or(&self.batches);
-        let mut out = BytesMut::with_capacity(payload.len() + 64);
-        out.put_u32(0);
-        out.put_u32(self.sub.0);
-        out.put_i64(self.first.0);
-        out.option(self.lost_to.as_ref(), |o, offset| o.put_i64(offset.0));
-        put_extractors(&mut out, self.extractors.as_ref());
-        out.flag(self.last_rewritten);
-        out.put_u8(u8::from(packed.is_some()));
-        out.put_u32(self.batches.len() as u32);
-        out.put_slice(payload);
-        let len = (out.len() - 4) as u32;
-        out[..4].copy_from_slice(&len.to_be_bytes());
-        out.freeze()
+    /// The frame with its length: all before the payload, and the payload, which is packed where that
+    /// saves bytes.
+    pub fn encode(&self, packer: &mut Packer) -> (Bytes, Bytes) {
+        let packed = packer.pack(self.sub, &self.batches);
+        let packing = u8::from(packed.is_some());
+        let payload = packed.map_or_else(|| self.batches.clone(), Bytes::from);
+        let mut head = BytesMut::with_capacity(64);
+        head.put_u32(0);
+        head.put_u32(self.sub.0);
+        head.put_i64(self.first.0);
+        head.option(self.lost_to.as_ref(), |o, offset| o.put_i64(offset.0));
+        put_extractors(&mut head, self.extractors.as_ref());
+        head.flag(self.last_rewritten);
+        head.put_u8(packing);
+        head.put_u32(self.batches.len() as u32);
+        let len = (head.len() - 4 + payload.len()) as u32;
+        head[..4].copy_from_slice(&len.to_be_bytes());
+        (head.freeze(), payload)
     }
 
     /// A unit from its body. The unpacked size is bounded before anything is unpacked.
@@ -292,10 +321,9 @@ impl UnitFrame {
         let payload = from.rest();
         let batches = match packing {
             0 => payload,
-            1 => Bytes::from(
-                zstd::bulk::decompress(&payload, unpacked_len)
-                    .map_err(|_| WireError::Value("packed batches"))?,
-            ),
+            1 => {
+                Bytes::from(packer::unpack(&payload, unpacked_len).ok_or(WireError::Value("packed batches"))?)
+            }
             _ => return Err(WireError::Value("packing")),
         };
         if batches.len() != unpacked_len {
@@ -320,17 +348,6 @@ pub fn take_body(buffer: &mut BytesMut, bytes_max: usize) -> Result<Option<Bytes
     Ok(Some(buffer.split_to(len).freeze()))
 }
 
-/// Only plain batches gain; a unit that begins with a compressed one is sent as it is.
-fn worth_packing(batches: &[u8]) -> bool {
-    const ATTRIBUTES_LOW: usize = 22;
-    batches.len() >= PACK_BYTES_MIN && batches.get(ATTRIBUTES_LOW).is_some_and(|bits| bits & 7 == 0)
-}
-
-fn pack(batches: &[u8]) -> Option<Vec<u8>> {
-    let packed = zstd::bulk::compress(batches, PACK_LEVEL).ok()?;
-    (packed.len() < batches.len()).then_some(packed)
-}
-
 fn put_position(out: &mut BytesMut, (sub, offset): &(Sub, Offset)) {
     out.put_u32(sub.0);
     out.put_i64(offset.0);
@@ -345,9 +362,6 @@ fn take_sub(from: &mut Reader) -> Result<Sub, WireError> {
 }
 
 const UNIT_OVERHEAD: u64 = 1024;
-/// Below this a zstd frame saves nothing worth a call.
-const PACK_BYTES_MIN: usize = 256;
-const PACK_LEVEL: i32 = 1;
 
 #[cfg(test)]
 mod tests {
@@ -362,6 +376,11 @@ mod tests {
 
     fn offset() -> impl Strategy<Value = Offset> {
         (0i64..i64::MAX).prop_map(Offset)
+    }
+
+    fn joined(unit: &UnitFrame) -> Vec<u8> {
+        let (head, payload) = unit.encode(&mut Packer::default());
+        [head, payload].concat()
     }
 
     fn frame() -> impl Strategy<Value = Frame> {
@@ -395,7 +414,8 @@ mod tests {
                 sub,
                 why: why.map_or(Refusal::Incarnation, Refusal::Truncated),
             }),
-            ".{0,9}".prop_map(|text| Frame::Error { code: LinkErrorCode::SelfLink, text }),
+            ".{0,9}".prop_map(|text| Frame::Error { code: LinkErrorCode::Paused, text }),
+            (topic(), uuid()).prop_map(|(topic, id)| Frame::Deleted { topic, incarnation: TopicId(id) }),
         ]
     }
 
@@ -430,7 +450,7 @@ mod tests {
             let unit = UnitFrame {
                 sub, first, lost_to: lost, extractors, last_rewritten: true, batches: Bytes::from(batches),
             };
-            let mut wire = BytesMut::from(&unit.encode()[..]);
+            let mut wire = BytesMut::from(&joined(&unit)[..]);
             let body = take_body(&mut wire, UNIT_FRAME_BYTES_MAX)?.expect("whole");
             prop_assert_eq!(UnitFrame::decode(body)?, unit);
         }
@@ -456,7 +476,7 @@ mod tests {
             last_rewritten: false,
             batches: Bytes::from(vec![0; 4096]),
         };
-        let mut bytes = BytesMut::from(&unit.encode()[4..]);
+        let mut bytes = BytesMut::from(&joined(&unit)[4..]);
         let at = bytes.windows(4).position(|w| w == 4096u32.to_be_bytes()).expect("the length is there");
         bytes[at..at + 4].copy_from_slice(&100u32.to_be_bytes());
         assert!(UnitFrame::decode(bytes.freeze()).is_err());

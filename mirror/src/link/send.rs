@@ -13,6 +13,7 @@ use kafka::private::{
 };
 use kafka::{Batch, Offset, PartitionIndex, TopicId, TopicName};
 
+use super::bucket::Bucket;
 use super::frame::{Frame, LIST_MAX, OFFER_TOPICS_MAX, Refusal, Sub, UnitFrame, Want};
 use super::{Now, STUCK_MS};
 
@@ -34,6 +35,9 @@ pub(super) struct SendHalf {
     offered: BTreeMap<TopicName, TopicInfo>,
     subs: BTreeMap<Sub, SendSub>,
     streams: Vec<VecDeque<UnitFrame>>,
+    /// The stream that gave a unit last: the others are asked before it is asked again.
+    served: usize,
+    bucket: Bucket,
     granted: u64,
     /// Charged when a unit is taken for its stream.
     sent: u64,
@@ -81,17 +85,28 @@ pub struct Wish {
 }
 
 impl SendHalf {
-    pub(super) fn new(streams: usize) -> SendHalf {
+    pub(super) fn new(streams: usize, now: Now) -> SendHalf {
         assert!(streams > 0, "a link has at least one data stream");
         SendHalf {
             offered: BTreeMap::new(),
             subs: BTreeMap::new(),
             streams: (0..streams).map(|_| VecDeque::new()).collect(),
+            served: streams - 1,
+            bucket: Bucket::new(0, now),
             granted: 0,
             sent: 0,
             queued: 0,
             fresh: false,
         }
+    }
+
+    pub(super) fn limit_rate(&mut self, rate: u64, now: Now) {
+        self.bucket.set_rate(rate, now);
+    }
+
+    /// When the rate lets the next unit leave, if it is the rate alone that holds it.
+    pub(super) fn opens_at(&self) -> Option<Now> {
+        self.bucket.opens_at().filter(|_| self.queued > 0)
     }
 
     /// The topics of this region that the peer may have; returns the frames that tell what is new.
@@ -280,9 +295,22 @@ impl SendHalf {
         Some(Frame::Refuse { sub, why })
     }
 
-    /// The next unit of a data stream, charged to the credit.
+    /// The streams, first the one after that which gave a unit last: where the rate holds units back,
+    /// each stream has its turn.
+    pub(super) fn turn(&mut self, now: Now) -> impl Iterator<Item = usize> + use<> {
+        self.bucket.refill(now);
+        let (first, count) = (self.served + 1, self.streams.len());
+        (first..first + count).map(move |stream| stream % count)
+    }
+
+    /// The next unit of a data stream, charged to credit and rate, as of the last [`Self::turn`].
     pub(super) fn take_unit(&mut self, stream: usize) -> Option<UnitFrame> {
+        if !self.bucket.is_open() {
+            return None;
+        }
         let unit = self.streams[stream].pop_front()?;
+        self.served = stream;
+        self.bucket.take(unit.charge());
         self.fresh |= self.streams[stream].len() == STREAM_UNITS_MAX / 2;
         self.queued -= unit.charge();
         self.sent += unit.charge();
@@ -312,7 +340,8 @@ impl SendHalf {
     }
 
     pub(super) fn report(&self, now: Now) -> Vec<PartitionReport> {
-        self.subs.values().map(|s| s.report(now)).collect()
+        let limited = self.opens_at().map(|_| self.bucket.rate());
+        self.subs.values().map(|s| s.report(now, limited)).collect()
     }
 
     fn free(&self) -> i64 {
@@ -374,7 +403,8 @@ impl SendSub {
         self.end.max(self.sent_to)
     }
 
-    fn report(&self, now: Now) -> PartitionReport {
+    /// `limited` is the rate, while it holds units back.
+    fn report(&self, now: Now, limited: Option<u64>) -> PartitionReport {
         let oldest = self.in_flight.front().map(|unit| now.since(unit.since));
         let blocked = self.blocked_since.map(|since| now.since(since));
         let (state, reason) = if let Some(reason) = &self.refused {
@@ -383,6 +413,8 @@ impl SendSub {
             (LinkState::Paused, reason.clone())
         } else if !self.end_known {
             (LinkState::Connecting, "not read yet".to_owned())
+        } else if let Some(rate) = limited.filter(|_| oldest.is_some_and(|age| age > STUCK_MS)) {
+            (LinkState::Lagging, format!("held back by the link's limit of {rate} bytes per second"))
         } else if let Some(age) = oldest.filter(|age| *age > STUCK_MS) {
             (LinkState::Lagging, format!("no acknowledgement for {} s", age / 1000))
         } else if let Some(age) = blocked.filter(|age| *age > STUCK_MS) {

@@ -19,6 +19,8 @@ use uuid::Uuid;
 
 use super::*;
 
+mod rate;
+
 const PARTITIONS: usize = 3;
 const STREAMS: usize = 2;
 
@@ -377,7 +379,12 @@ impl World {
         if self.connection.is_some() {
             return;
         }
-        let link = |side| Link::new(identity(side), STREAMS, 4_000, Now(self.now));
+        let mut link = |side| {
+            let mut link = Link::new(identity(side), STREAMS, 4_000, Now(self.now));
+            // Some connections have a limit, well above what is produced.
+            link.limit_rate(self.rng.below(3) * 250_000, Now(self.now));
+            link
+        };
         let links = [link(0), link(1)];
         self.connection = Some(Connection { links, arrives: BTreeMap::new(), reading: [false; 2] });
         let generation = self.generation;
@@ -452,7 +459,7 @@ impl World {
                 self.send(side, channel, |side| Event::Append { generation, side, append });
             }
             Output::Close { .. } => self.cut(),
-            Output::SourceTruncated { .. } | Output::Quarantined { .. } => {
+            Output::SourceTruncated { .. } | Output::Quarantined { .. } | Output::Deleted { .. } => {
                 assert!(!self.rule, "nothing is truncated or poisoned here: {output:?}");
             }
         }
@@ -470,10 +477,12 @@ impl World {
     }
 
     fn send_units(&mut self, side: usize) {
-        for stream in 0..STREAMS {
+        let Some(connection) = &mut self.connection else { return };
+        for stream in connection.links[side].turn(Now(self.now)) {
             while let Some(unit) = self.connection.as_mut().and_then(|c| c.links[side].take_unit(stream)) {
                 self.units += 1;
-                let (generation, bytes) = (self.generation, unit.encode());
+                let (head, payload) = unit.encode(&mut Packer::default());
+                let (generation, bytes) = (self.generation, Bytes::from([head, payload].concat()));
                 self.send(1 - side, 1 + stream, |to| Event::Unit { generation, to, bytes });
             }
         }
@@ -841,6 +850,30 @@ fn a_unit_that_cannot_be_applied_stops_its_partition_alone() {
     assert_eq!(states[0], (0, LinkState::Faulted));
     assert_ne!(states[1].1, LinkState::Faulted);
     assert_eq!(east.report(Now(0)).len(), 1, "the source forgets the partition that is not wanted");
+}
+
+#[test]
+fn a_deletion_is_told_once_and_only_to_a_peer_that_understands_it() {
+    let (mut east, mut west) = joined();
+    for _ in 0..2 {
+        west.tell_deleted(topic(), incarnation(0));
+    }
+    let seen = exchange(&mut east, &mut west, Now(0));
+    let told = Output::Deleted { topic: topic(), incarnation: incarnation(0) };
+    assert_eq!(seen, [(0, told)]);
+
+    let mut west = Link::new(identity(1), STREAMS, POOL, Now(0));
+    let Identity { region, name, instance, .. } = identity(0);
+    west.on_frame(Frame::Hello(Hello { version: 1, version_min: 1, region, name, instance }), Now(0));
+    west.tell_deleted(topic(), incarnation(0));
+    west.close(LinkErrorCode::Paused, "paused".to_owned());
+    let frames: Vec<_> = std::iter::from_fn(|| west.poll())
+        .filter_map(|output| if let Output::Control(frame) = output { Some(frame) } else { None })
+        .collect();
+    let told = |frame: &Frame| matches!(frame, Frame::Deleted { .. });
+    assert!(!frames.iter().any(told), "{frames:?}");
+    let last = frames.last();
+    assert!(matches!(last, Some(Frame::Error { code: LinkErrorCode::Stopping, .. })), "{last:?}");
 }
 
 #[test]

@@ -15,18 +15,23 @@ use bytes::Bytes;
 use chassis::ServiceHandle;
 use chassis::certs::CertificateDir;
 use chassis::tls::{ClientAuth, ClientTls, TlsFiles};
+use control::v1;
 use kafka::batch::Codec;
 use kafka::messages::create_topics_request::{CreatableTopic, CreatableTopicConfig};
+use kafka::messages::delete_records_request::{DeleteRecordsPartition, DeleteRecordsTopic};
+use kafka::messages::describe_configs_request::DescribeConfigsResource;
 use kafka::messages::fetch_request::{FetchPartition, FetchTopic};
+use kafka::messages::incremental_alter_configs_request::{AlterConfigsResource, AlterableConfig};
 use kafka::messages::produce_request::{PartitionProduceData, TopicProduceData};
 use kafka::messages::{
-    CreatePartitionsRequest, CreateTopicsRequest, DeleteTopicsRequest, FetchRequest, ProduceRequest,
+    CreatePartitionsRequest, CreateTopicsRequest, DeleteRecordsRequest, DeleteTopicsRequest,
+    DescribeConfigsRequest, FetchRequest, IncrementalAlterConfigsRequest, ProduceRequest,
     create_partitions_request,
 };
 use kafka::private::{LinkState, MIRROR_NOTES, Message, Note, NotesAnswer, NotesRequest, PartitionReport};
 use kafka::record::{BatchBuilder, Records, unpack};
 use kafka::{Batch, Offset, StrBytes, TimestampMs};
-use kafka_client::{ConnectOptions, Connection, Endpoint, Security};
+use kafka_client::{ClientError, ConnectOptions, Connection, Endpoint, Security};
 use mirror::LinkConfig;
 
 /// A region: its broker, and perhaps its mirror.
@@ -34,7 +39,8 @@ pub struct Region {
     pub name: &'static str,
     dir: PathBuf,
     storage: Storage,
-    ports: [u16; 2],
+    /// Plain, internal, control.
+    ports: [u16; 3],
     tls: TlsFiles,
     mirror_tls: TlsFiles,
     pub broker: Option<(ServiceHandle, broker::service::Running)>,
@@ -63,7 +69,7 @@ impl Region {
             name,
             dir: base.join(name),
             storage,
-            ports: [free_tcp(), free_tcp()],
+            ports: [free_tcp(), free_tcp(), free_tcp()],
             tls: certificates.leaf("sealane-broker", &["127.0.0.1"]).unwrap(),
             mirror_tls: certificates.leaf("sealane-mirror", &["127.0.0.1"]).unwrap(),
             broker: None,
@@ -79,7 +85,7 @@ impl Region {
     }
 
     pub async fn start_broker(&mut self) {
-        let [plain, internal] = self.ports;
+        let [plain, internal, control] = self.ports;
         let listener = ListenerConfig { bind: format!("127.0.0.1:{plain}"), ..ListenerConfig::default() };
         let internal = ListenerConfig {
             name: "internal".to_owned(),
@@ -94,7 +100,7 @@ impl Region {
             storage: self.storage,
             region: self.name.to_owned(),
             listeners: vec![listener, internal],
-            control_bind: "127.0.0.1:0".to_owned(),
+            control_bind: format!("127.0.0.1:{control}"),
             http_bind: String::new(),
             lanes_default: self.lanes,
             ..broker::Config::default()
@@ -155,7 +161,7 @@ impl Region {
     }
 
     /// As [`Self::client`], where the broker may be down.
-    pub async fn try_client(&self) -> Result<Client, kafka_client::ClientError> {
+    pub async fn try_client(&self) -> Result<Client, ClientError> {
         let endpoint = Endpoint::new("127.0.0.1", self.ports[0]);
         Ok(Client(Connection::connect(&endpoint, &ConnectOptions::default()).await?))
     }
@@ -170,6 +176,33 @@ impl Region {
             mirror: None,
             ..*self
         }
+    }
+
+    pub async fn control(&self) -> control::Client {
+        control::connect(&format!("127.0.0.1:{}", self.ports[2]), None).await.unwrap()
+    }
+
+    /// Changes what crosses the link to `peer`, and returns when the mirror has it.
+    pub async fn set_link(&self, peer: &str, change: v1::SetLinkRequest) {
+        let change = v1::SetLinkRequest { peer: peer.to_owned(), ..change };
+        let answer = self.control().await.set_link(change).await.unwrap().into_inner();
+        // Which it has not where it does not run, or has not reported since the broker started.
+        println!("{}: link to {peer} set, {:?}", self.name, answer.warnings);
+    }
+
+    /// Entries of this kind in the status: topic, partition, from, to.
+    pub async fn entries(&self, kind: &str) -> Vec<(String, i32, i64, i64)> {
+        let status = self.control().await.mirror_status(v1::MirrorStatusRequest {}).await.unwrap();
+        let notes = status.into_inner().notes.into_iter().filter(|note| note.kind == kind);
+        notes.map(|note| (note.topic, note.partition, note.from_offset, note.to_offset)).collect()
+    }
+
+    /// Connections to `peer` that have come up.
+    pub fn connections(&self, peer: &str) -> u64 {
+        let name = format!("sealane_mirror_connections_total{{peer=\"{peer}\"}} ");
+        let metrics = self.metrics();
+        let line = metrics.lines().find_map(|line| line.strip_prefix(&name));
+        line.map_or(0, |count| count.parse().unwrap())
     }
 
     /// The state of the link to `peer`, its reason, and its partitions.
@@ -193,6 +226,17 @@ impl Region {
             at = batches.last().expect("a slice holds a batch").header.next_offset();
         }
         batches
+    }
+
+    /// Records of the raw log, markers left out: (offset inside its batch, value).
+    pub fn raw_values(&self, topic: &str) -> Vec<(i64, String)> {
+        let data = self.raw(topic, 0).into_iter().filter(|batch| !batch.header.is_control());
+        let of = |batch: &Batch| {
+            let base = batch.header.base_offset.0;
+            let value = |r: Seen| (r.offset - base, String::from_utf8(r.value.unwrap()).unwrap());
+            records_of(batch).into_iter().map(value).collect::<Vec<_>>()
+        };
+        data.flat_map(|batch| of(&batch)).collect()
     }
 
     /// The durable notes, asked as the mirror would.
@@ -246,9 +290,7 @@ impl Client {
 
     /// One record with this value.
     pub async fn produce(&self, topic: &str, partition: i32, value: &str) {
-        let mut builder = BatchBuilder::new(Offset(0), now(), Codec::None);
-        builder.push(0, 0, None, Some(value.as_bytes()), &[]);
-        self.produce_batch(topic, partition, builder.build()).await;
+        self.produce_batch(topic, partition, one_record(value)).await;
     }
 
     pub async fn produce_all(&self, topic: &str, partition: i32, values: impl IntoIterator<Item = String>) {
@@ -258,32 +300,58 @@ impl Client {
     }
 
     pub async fn produce_batch(&self, topic: &str, partition: i32, batch: Batch) {
-        let code = self.try_produce(topic, partition, batch).await;
+        let code = self.try_produce(topic, partition, batch).await.unwrap();
         assert_eq!(code, 0, "produce to {topic}-{partition}");
     }
 
     /// Tries to produce; false when it was not acknowledged.
     pub async fn offer(&self, topic: &str, partition: i32, value: &str) -> bool {
-        let mut builder = BatchBuilder::new(Offset(0), now(), Codec::None);
-        builder.push(0, 0, None, Some(value.as_bytes()), &[]);
-        let data =
-            PartitionProduceData::default().with_index(partition).with_records(Some(builder.build().bytes));
-        let topic = TopicProduceData::default().with_name(text(topic).into()).with_partition_data(vec![data]);
-        let request =
-            ProduceRequest::default().with_acks(-1).with_timeout_ms(10_000).with_topic_data(vec![topic]);
-        match self.0.call_at(9, &request).await {
-            Ok(answer) => answer.responses[0].partition_responses[0].error_code == 0,
-            Err(_) => false,
-        }
+        self.try_produce(topic, partition, one_record(value)).await.is_ok_and(|code| code == 0)
     }
 
-    pub async fn try_produce(&self, topic: &str, partition: i32, batch: Batch) -> i16 {
+    /// The error code that the broker answers.
+    pub async fn try_produce(&self, topic: &str, partition: i32, batch: Batch) -> Result<i16, ClientError> {
         let data = PartitionProduceData::default().with_index(partition).with_records(Some(batch.bytes));
         let topic = TopicProduceData::default().with_name(text(topic).into()).with_partition_data(vec![data]);
         let request =
             ProduceRequest::default().with_acks(-1).with_timeout_ms(10_000).with_topic_data(vec![topic]);
-        let answer = self.0.call_at(9, &request).await.unwrap();
-        answer.responses[0].partition_responses[0].error_code
+        let answer = self.0.call_at(9, &request).await?;
+        Ok(answer.responses[0].partition_responses[0].error_code)
+    }
+
+    /// Removes the records below `offset`.
+    pub async fn delete_records(&self, topic: &str, partition: i32, offset: i64) {
+        let below = DeleteRecordsPartition::default().with_partition_index(partition).with_offset(offset);
+        let topic = DeleteRecordsTopic::default().with_name(text(topic).into()).with_partitions(vec![below]);
+        let request = DeleteRecordsRequest::default().with_topics(vec![topic]).with_timeout_ms(10_000);
+        let answer = self.0.call(&request).await.unwrap();
+        assert_eq!(answer.topics[0].partitions[0].error_code, 0, "{answer:?}");
+    }
+
+    /// The value of one key of a topic's configuration.
+    pub async fn config(&self, topic: &str, key: &str) -> String {
+        let resource = DescribeConfigsResource::default()
+            .with_resource_type(TOPIC)
+            .with_resource_name(text(topic))
+            .with_configuration_keys(Some(vec![text(key)]));
+        let request = DescribeConfigsRequest::default().with_resources(vec![resource]);
+        let answer = self.0.call(&request).await.unwrap();
+        let value = answer.results[0].configs.first().and_then(|config| config.value.clone());
+        value.map(|value| value.as_str().to_owned()).unwrap_or_default()
+    }
+
+    pub async fn set_config(&self, topic: &str, key: &str, value: &str) {
+        let config = AlterableConfig::default()
+            .with_name(text(key))
+            .with_config_operation(0)
+            .with_value(Some(text(value)));
+        let resource = AlterConfigsResource::default()
+            .with_resource_type(TOPIC)
+            .with_resource_name(text(topic))
+            .with_configs(vec![config]);
+        let request = IncrementalAlterConfigsRequest::default().with_resources(vec![resource]);
+        let answer = self.0.call(&request).await.unwrap();
+        assert_eq!(answer.responses[0].error_code, 0, "{answer:?}");
     }
 
     /// All records of a partition, and its high watermark; `None` while it is not there.
@@ -341,6 +409,12 @@ impl Client {
     }
 }
 
+fn one_record(value: &str) -> Batch {
+    let mut builder = BatchBuilder::new(Offset(0), now(), Codec::None);
+    builder.push(0, 0, None, Some(value.as_bytes()), &[]);
+    builder.build()
+}
+
 pub fn records_of(batch: &Batch) -> Vec<Seen> {
     let section = unpack(batch).unwrap();
     Records::new(&section, batch.header.record_count)
@@ -359,6 +433,28 @@ pub fn records_of(batch: &Batch) -> Vec<Seen> {
             }
         })
         .collect()
+}
+
+/// Each origin's records are in both logs, in order and once, and there are `count` in all.
+pub async fn same_in_both(east: &Client, west: &Client, count: usize) {
+    let a = by_origin(&east.wait_for("t", 0, count).await);
+    let b = by_origin(&west.wait_for("t", 0, count).await);
+    assert_eq!(a, b, "each origin's records, in order");
+    assert_eq!(a.values().map(Vec::len).sum::<usize>(), count, "no record twice: {a:?}");
+}
+
+/// Copies a directory with all that is in it.
+pub fn copy(from: &Path, to: &Path) {
+    std::fs::create_dir_all(to).unwrap();
+    for entry in std::fs::read_dir(from).unwrap() {
+        let entry = entry.unwrap();
+        let to = to.join(entry.file_name());
+        if entry.file_type().unwrap().is_dir() {
+            copy(&entry.path(), &to);
+        } else {
+            std::fs::copy(entry.path(), to).unwrap();
+        }
+    }
 }
 
 /// Tries until `look` is true, for a time that is long for a loaded machine.
@@ -417,6 +513,9 @@ pub fn now() -> TimestampMs {
     let since = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap();
     TimestampMs(since.as_millis() as i64)
 }
+
+/// Resource type of a topic in configuration requests.
+const TOPIC: i8 = 2;
 
 fn free_tcp() -> u16 {
     std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()

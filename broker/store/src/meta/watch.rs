@@ -14,6 +14,21 @@ use super::Change;
 #[derive(Debug)]
 pub struct Watch {
     queue: Arc<Queue>,
+    /// What fills the queue, where that is a task of this watch alone.
+    #[cfg(feature = "cluster")]
+    _task: Option<Task>,
+}
+
+/// A task that ends with this.
+#[cfg(feature = "cluster")]
+#[derive(Debug)]
+struct Task(tokio::task::JoinHandle<()>);
+
+#[cfg(feature = "cluster")]
+impl Drop for Task {
+    fn drop(&mut self) {
+        self.0.abort();
+    }
 }
 
 #[derive(Debug)]
@@ -54,6 +69,17 @@ impl Watch {
         WatchHandle { queue: Arc::downgrade(&self.queue) }
     }
 
+    #[cfg(feature = "cluster")]
+    pub(super) fn owning(self, task: tokio::task::JoinHandle<()>) -> Watch {
+        Watch { _task: Some(Task(task)), ..self }
+    }
+
+    /// The latest change that waits.
+    #[cfg(test)]
+    pub(crate) fn latest(&self) -> Option<Change> {
+        self.queue.changes.lock().waiting.back().cloned()
+    }
+
     /// The next change if there is one now.
     pub fn try_next(&mut self) -> Option<Change> {
         self.queue.changes.lock().waiting.pop_front()
@@ -86,7 +112,11 @@ impl Watchers {
         let mut queues = self.queues.lock();
         queues.retain(|queue| queue.strong_count() > 0);
         queues.push(Arc::downgrade(&queue));
-        Watch { queue }
+        Watch {
+            queue,
+            #[cfg(feature = "cluster")]
+            _task: None,
+        }
     }
 
     /// Called in the order of versions.

@@ -15,7 +15,7 @@ use super::Life;
 pub const BLOCK_BYTES_MAX: usize = 16 << 20;
 
 const MAGIC: &[u8; 4] = b"SLB1";
-const HEADER_LEN: usize = 4 + 4 + 4 + 4 + 8 + 8 + 8;
+pub(super) const HEADER_LEN: usize = 4 + 4 + 4 + 4 + 8 + 8 + 8;
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Block {

@@ -23,13 +23,13 @@ fn path(text: &str) -> StorePath {
     StorePath::parse(text).unwrap()
 }
 
-fn block(life: Life, seq: u64, lowest: u64) -> Block {
+pub(crate) fn block(life: Life, seq: u64, lowest: u64) -> Block {
     // Sizes differ, so that blocks that got mixed up do not fit.
     let payload = format!("block {seq} of {life} ").repeat(1 + seq as usize % 5);
     Block { life, seq, lowest, payload: Bytes::from(payload) }
 }
 
-fn ended(remote: &dyn Remote, life: Life) -> Result<Vec<Block>, StoreError> {
+pub(crate) fn ended(remote: &dyn Remote, life: Life) -> Result<Vec<Block>, StoreError> {
     let mut visited = Vec::new();
     remote.end(life, &mut |block| {
         visited.push(block);
@@ -38,7 +38,7 @@ fn ended(remote: &dyn Remote, life: Life) -> Result<Vec<Block>, StoreError> {
     Ok(visited)
 }
 
-fn seqs(blocks: &[Block]) -> Vec<u64> {
+pub(crate) fn seqs(blocks: &[Block]) -> Vec<u64> {
     blocks.iter().map(|block| block.seq).collect()
 }
 
@@ -50,7 +50,7 @@ fn error<T>(result: Result<T, StoreError>) -> StoreError {
 }
 
 /// A log of so many blocks that need all before them.
-fn filled(remote: &dyn Remote, life: Life, count: u64) -> Arc<dyn LifeLog> {
+pub(crate) fn filled(remote: &dyn Remote, life: Life, count: u64) -> Arc<dyn LifeLog> {
     let log = remote.begin(life).unwrap();
     for seq in 0..count {
         log.append(&block(life, seq, 0)).unwrap();
@@ -238,7 +238,7 @@ fn a_writer_that_races_with_the_end_loses_nothing(subject: &Subject) {
 
 /// One writer appends as fast as it can, `heirs` end its life meanwhile. What was acknowledged to the
 /// writer, and what each heir visited.
-fn race(remote: &dyn Remote, life: Life, heirs: usize) -> (Vec<Block>, Vec<Vec<Block>>) {
+pub(crate) fn race(remote: &dyn Remote, life: Life, heirs: usize) -> (Vec<Block>, Vec<Vec<Block>>) {
     let log = begun_at_last(remote, life);
     let acknowledged = parking_lot::Mutex::new(Vec::new());
     let has_ended = AtomicBool::new(false);
@@ -303,7 +303,7 @@ fn write(
     }
 }
 
-fn judge(acknowledged: &[Block], visited: &[Vec<Block>]) -> Result<(), String> {
+pub(crate) fn judge(acknowledged: &[Block], visited: &[Vec<Block>]) -> Result<(), String> {
     for blocks in visited {
         if seqs(blocks) != (0..blocks.len() as u64).collect::<Vec<u64>>() {
             return Err(format!("visited with gaps: {:?}", seqs(blocks)));

@@ -22,6 +22,8 @@ struct State {
     objects: BTreeMap<StorePath, Bytes>,
     logs: BTreeMap<Life, Log>,
     is_fence_off: bool,
+    /// Blocks of lives that had ended.
+    refusals: u64,
 }
 
 /// What is known of one life; also of one that was ended and never began.
@@ -43,6 +45,11 @@ impl Memory {
     /// While off, [`Remote::end`] reads as ever and keeps no writer from going on.
     pub fn set_fence(&self, is_on: bool) {
         self.state.lock().is_fence_off = !is_on;
+    }
+
+    /// Blocks that were refused because their life had ended.
+    pub fn refusals(&self) -> u64 {
+        self.state.lock().refusals
     }
 
     /// Removes one block behind everybody's back, as damage would.
@@ -162,6 +169,7 @@ impl LifeLog for MemoryLog {
         let mut state = self.state.lock();
         let log = state.logs.entry(self.life).or_default();
         if log.has_ended {
+            state.refusals += 1;
             return Err(StoreError::Fenced);
         }
         if block.seq + 1 == log.next {

@@ -1,0 +1,165 @@
+//! How a broker joins its cluster at a start: its id, the view, the controller's election, its first life.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+use broker_store::shared::Options;
+use tokio::sync::{oneshot, watch};
+
+use super::{BrokerObject, Cluster, ClusterStores, Controller, Member, Views, broker_id};
+use crate::broker::{Broker, Identity};
+use crate::config::{ClusterConfig, Config, Role};
+use crate::service::StartError;
+
+/// Between two tries of a store that does not answer.
+const RETRY: Duration = Duration::from_secs(1);
+
+/// What is known before the broker is made.
+pub struct Joining {
+    pub cluster: Arc<Cluster>,
+    pub identity: Identity,
+    stores: ClusterStores,
+    config: ClusterConfig,
+    name: String,
+}
+
+impl Joining {
+    /// Takes the broker's id. Waits for a metadata store that does not answer, and says so.
+    pub async fn prepare(config: &Config, stores: ClusterStores) -> Result<Joining, StartError> {
+        let of_cluster = config.cluster.clone().unwrap_or_default();
+        let name = match of_cluster.identity.is_empty() {
+            true => kept_name(&config.data_dir)?,
+            false => of_cluster.identity.clone(),
+        };
+        loop {
+            let id = match broker_id(&*stores.meta, &name).await {
+                Ok(id) => id,
+                Err(error) if error.is_retryable() => {
+                    tracing::warn!(%error, "the metadata store does not answer; waiting for it");
+                    tokio::time::sleep(RETRY).await;
+                    continue;
+                }
+                Err(error) => return Err(StartError::Meta { dir: of_cluster.etcd.join(","), error }),
+            };
+            let identity = Identity::in_cluster(&*stores.meta, &config.region, id).await?;
+            let cluster = Arc::new(Cluster::new(id));
+            return Ok(Joining { cluster, identity, stores, config: of_cluster, name });
+        }
+    }
+
+    /// Follows the cluster, stands for election, and returns when this broker takes part.
+    pub async fn join(self, broker: &Arc<Broker>) {
+        let (first, complete) = oneshot::channel();
+        follow(broker, &self.stores, &self.cluster.views, first);
+        // Dropped only when the service stops.
+        let _ = complete.await;
+        let lease = Duration::from_millis(u64::from(self.config.lease_ms.max(500)));
+        if self.config.roles.contains(&Role::Controller) {
+            let controller = Controller {
+                me: self.cluster.me,
+                meta: self.stores.meta.clone(),
+                views: self.cluster.views.clone(),
+                topics: broker.topics.clone(),
+                remote: self.stores.remote.clone(),
+                lease,
+            };
+            broker.service.spawn_child(controller.run(broker.service.stopping().clone()));
+        }
+        let (serving, mut served) = watch::channel(false);
+        let member = Member {
+            broker: broker.clone(),
+            cluster: self.cluster,
+            stores: self.stores,
+            identity: self.name,
+            registration: registration(broker, self.config.roles.clone()),
+            lease,
+            options: options(&self.config),
+            serving,
+        };
+        // Handed back while clients are still here to be told.
+        let stop = broker.service.stopping().clone();
+        broker.service.spawn("cluster member", async move {
+            member.run(stop).await;
+            Ok::<(), std::convert::Infallible>(())
+        });
+        let (flusher, stop) = (broker.flusher.clone(), broker.service.back_stopping().clone());
+        broker.service.spawn_back("flusher", async move {
+            stop.cancelled().await;
+            flusher.stop();
+            Ok::<(), std::convert::Infallible>(())
+        });
+        let stopping = broker.service.stopping().clone();
+        let _ = stopping.run_until_cancelled(served.wait_for(|serving| *serving)).await;
+    }
+}
+
+/// The view and the topics, for the life of the service, over every failure of the store.
+fn follow(broker: &Arc<Broker>, stores: &ClusterStores, views: &Arc<Views>, first: oneshot::Sender<()>) {
+    let (views, meta, stop) = (views.clone(), stores.meta.clone(), broker.service.stopping().clone());
+    let (topics, stop_topics) = (broker.topics.clone(), stop.clone());
+    broker.service.spawn_child(async move {
+        let mut first = Some(first);
+        let following = async {
+            loop {
+                if let Err(error) = views.follow(meta.clone(), &mut first).await {
+                    tracing::warn!(%error, "the cluster cannot be followed; trying again");
+                    tokio::time::sleep(RETRY).await;
+                }
+            }
+        };
+        stop.run_until_cancelled(following).await;
+    });
+    broker.service.spawn_child(async move {
+        let following = async {
+            loop {
+                if let Err(error) = topics.follow().await {
+                    tracing::warn!(%error, "topics cannot be followed; trying again");
+                    tokio::time::sleep(RETRY).await;
+                }
+            }
+        };
+        stop_topics.run_until_cancelled(following).await;
+    });
+}
+
+fn registration(broker: &Broker, roles: Vec<Role>) -> BrokerObject {
+    let address = |l: &Arc<crate::server::ListenerInfo>| {
+        (l.name.clone(), format!("{}:{}", l.advertised_host, l.advertised_port))
+    };
+    let listeners: BTreeMap<String, String> = broker.listeners.iter().map(address).collect();
+    let config = &broker.config;
+    let control = match config.control_advertised.is_empty() {
+        true => config.control_bind.clone(),
+        false => config.control_advertised.clone(),
+    };
+    BrokerObject { life: 0, listeners, control, roles }
+}
+
+fn options(config: &ClusterConfig) -> Options {
+    Options {
+        log_bytes_target: config.log_bytes_max / 2,
+        log_bytes_max: config.log_bytes_max,
+        cache_bytes: usize::try_from(config.cache_bytes_max).unwrap_or(usize::MAX),
+        ..Options::default()
+    }
+}
+
+const NAME_FILE: &str = "identity";
+
+/// The name that is kept in the data directory, made at the first start.
+fn kept_name(dir: &Path) -> Result<String, StartError> {
+    let file = dir.join(NAME_FILE);
+    let failed = |error: std::io::Error| StartError::IdentityFile { file: file.display().to_string(), error };
+    match std::fs::read_to_string(&file) {
+        Ok(name) => return Ok(name.trim().to_owned()),
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => {}
+        Err(error) => return Err(failed(error)),
+    }
+    let name = uuid::Uuid::new_v4().to_string();
+    std::fs::create_dir_all(dir).map_err(failed)?;
+    let fresh = dir.join("identity.new");
+    std::fs::write(&fresh, &name).and_then(|()| std::fs::rename(&fresh, &file)).map_err(failed)?;
+    Ok(name)
+}

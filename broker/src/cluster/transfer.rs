@@ -1,0 +1,249 @@
+//! How partitions change hands: released into objects by a living owner, or read out of a dead owner's
+//! log; opened, recorded, served.
+//!
+//! A record is changed only by whoever it names, under the epoch that it names, guarded by the life's
+//! registration. A heir that could not record what it read forgets it again.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use broker_store::shared::{Inheritance, Shared};
+use broker_store::{Life, MetaError, MetaStore, Remote, SegmentStore, StoreError, StorePath};
+use kafka::{LeaderEpoch, PartitionIndex, TopicId};
+
+use super::View;
+use super::member::{Living, Member, Taking, json};
+use super::objects::{AssignmentObject, PartitionObject, assignment_key};
+use crate::broker::{Broker, OpenError, side_by_side};
+use crate::clock;
+use crate::partition::{self, Partition};
+
+impl Member {
+    /// Hands over what the controller wants to be elsewhere.
+    pub(super) async fn hand_over(&self, living: &mut Living, view: &View) -> Result<bool, MetaError> {
+        let mut leaving = Vec::new();
+        for ((topic, index), open) in &living.owned {
+            let record = view.partition(*topic, *index);
+            let to = record.filter(|record| record.epoch == open.epoch.0).and_then(|record| record.moving_to);
+            if let Some(to) = to {
+                leaving.push((*topic, *index, to));
+            }
+        }
+        let mut all = true;
+        for (topic, index, to) in leaving {
+            all &= self.hand_one_over(living, topic, index, Some(to)).await?;
+        }
+        Ok(all)
+    }
+
+    /// Everything of the partition goes into objects, then the record names the next owner (`None`: whom
+    /// the controller chooses). From the moment it is closed clients are told to look again.
+    async fn hand_one_over(
+        &self,
+        living: &mut Living,
+        topic: TopicId,
+        index: i32,
+        to: Option<i32>,
+    ) -> Result<bool, MetaError> {
+        let Some(open) = living.owned.get(&(topic, index)).cloned() else { return Ok(true) };
+        self.stop_serving(&open);
+        let (shared, remote, partition) = (living.shared.clone(), self.stores.remote.clone(), open.clone());
+        let name = manifest_name(topic, index, open.epoch);
+        let object = name.clone();
+        let released = tokio::task::spawn_blocking(move || {
+            partition.release(clock::now());
+            let manifest = shared.release(partition.directory())?;
+            match remote.put(&object, manifest) {
+                // From an attempt whose record was not written.
+                Ok(()) | Err(StoreError::AlreadyExists) => Ok(()),
+                Err(error) => Err(error),
+            }
+        });
+        match released.await {
+            Ok(Ok(())) => {}
+            Ok(Err(error)) => {
+                tracing::warn!(partition = %open, %error, "a partition cannot be handed over yet");
+                return Ok(false);
+            }
+            Err(_) => return Ok(false),
+        }
+        let moved = |record: &mut PartitionObject| {
+            record.owner = to;
+            record.epoch += 1;
+            record.lives.clear();
+            record.manifest = Some(name.to_string());
+            record.moving_to = None;
+            record.taken = false;
+        };
+        self.record(living, topic, &[(index, open.epoch)], moved).await?;
+        living.owned.remove(&(topic, index));
+        let shared = living.shared.clone();
+        let disowned = tokio::task::spawn_blocking(move || shared.disown(open.directory())).await;
+        if let Ok(Err(error)) = disowned {
+            tracing::debug!(%error, "a partition that was handed over stays in the log");
+        }
+        Ok(true)
+    }
+
+    /// Reads what former owners left, opens it, records it, serves it.
+    pub(super) async fn take_over(
+        &self,
+        living: &mut Living,
+        missing: Vec<Taking>,
+    ) -> Result<bool, MetaError> {
+        let mut adopts = Vec::new();
+        for taking in &missing {
+            match self.adoption(living.life, taking).await {
+                Ok(Some(adopt)) => adopts.push(adopt),
+                Ok(None) => {}
+                Err(error) => {
+                    tracing::warn!(topic = %taking.topic.name, index = taking.index, %error, "a manifest cannot be read yet");
+                    return Ok(false);
+                }
+            }
+        }
+        let (broker, shared) = (self.broker.clone(), living.shared.clone());
+        let opened = tokio::task::spawn_blocking(move || {
+            shared.adopt(&adopts)?;
+            Ok::<_, StoreError>(open_all(&broker, &shared, missing))
+        });
+        let opened = match opened.await {
+            Ok(Ok(opened)) => opened,
+            Ok(Err(error)) => {
+                tracing::warn!(%error, "partitions of a former owner cannot be taken over yet");
+                return Ok(false);
+            }
+            Err(_) => return Ok(false),
+        };
+        let mut all = true;
+        let mut by_topic: HashMap<TopicId, Vec<Arc<Partition>>> = HashMap::new();
+        for opened in opened {
+            match opened {
+                Ok(partition) => by_topic.entry(partition.topic_id).or_default().push(partition),
+                Err(error) => {
+                    tracing::error!(%error, "a partition cannot be opened and is not served");
+                    all = false;
+                }
+            }
+        }
+        let life = living.life.to_string();
+        for (topic, partitions) in by_topic {
+            let wanted: Vec<_> = partitions.iter().map(|open| (open.index.0, open.epoch)).collect();
+            let taken = |record: &mut PartitionObject| {
+                record.lives = vec![life.clone()];
+                record.manifest = None;
+                record.taken = true;
+            };
+            let recorded = self.record(living, topic, &wanted, taken).await?;
+            for open in partitions {
+                if recorded.contains(&open.index.0) {
+                    living.shared.confirm(std::slice::from_ref(open.directory()));
+                    living.owned.insert((topic, open.index.0), open.clone());
+                    self.broker.serve_partition(open);
+                } else {
+                    open.close();
+                    let (shared, dir) = (living.shared.clone(), open.directory().clone());
+                    let _ = tokio::task::spawn_blocking(move || shared.disown(&dir)).await;
+                }
+            }
+        }
+        Ok(all)
+    }
+
+    async fn adoption(&self, life: Life, taking: &Taking) -> Result<Option<Inheritance>, StoreError> {
+        let record = &taking.record;
+        if record.is_served_by(life) || (record.lives.is_empty() && record.manifest.is_none()) {
+            return Ok(None);
+        }
+        let manifest = match &record.manifest {
+            None => None,
+            Some(name) => {
+                let damaged = |_| StoreError::Corrupt(format!("{name:?} is no name of a manifest"));
+                let (remote, name) = (self.stores.remote.clone(), StorePath::parse(name).map_err(damaged)?);
+                let read = tokio::task::spawn_blocking(move || remote.get(&name, 0, MANIFEST_BYTES_MAX));
+                Some(read.await.map_err(|_| StoreError::Io("interrupted".to_owned()))??)
+            }
+        };
+        let dir = partition::directory(taking.topic.id, &taking.topic.name, PartitionIndex(taking.index));
+        let named = record.lives.iter().map(|life| Life::parse(life));
+        let lives = named.collect::<Option<Vec<_>>>()
+            .ok_or_else(|| StoreError::Corrupt("a life's name".to_owned()))?;
+        Ok(Some(Inheritance { dir, lives, manifest }))
+    }
+
+    /// Changes the records of partitions that are this broker's under exactly these epochs; those that
+    /// it changed. Guarded by the registration, tried again when somebody else wrote.
+    async fn record(
+        &self,
+        living: &Living,
+        topic: TopicId,
+        wanted: &[(i32, LeaderEpoch)],
+        change: impl Fn(&mut PartitionObject),
+    ) -> Result<Vec<i32>, MetaError> {
+        let key = assignment_key(topic);
+        let guard = (living.registered.0.as_str(), living.registered.1);
+        loop {
+            let Some((value, version)) = self.stores.meta.get(&key).await? else { return Ok(Vec::new()) };
+            let damaged = |error: serde_json::Error| MetaError::Corrupt(format!("object {key}: {error}"));
+            let mut object: AssignmentObject = serde_json::from_slice(&value).map_err(damaged)?;
+            let mut changed = Vec::new();
+            for (index, epoch) in wanted {
+                let record = object.partitions.get_mut(usize::try_from(*index).unwrap_or(usize::MAX));
+                let mine = |record: &&mut PartitionObject| {
+                    record.owner == Some(living.life.broker) && record.epoch == epoch.0
+                };
+                if let Some(record) = record.filter(mine) {
+                    change(record);
+                    changed.push(*index);
+                }
+            }
+            if changed.is_empty() {
+                return Ok(changed);
+            }
+            match self.stores.meta.put_guarded(&key, json(&object)?, Some(version), guard).await {
+                Ok(_) => return Ok(changed),
+                Err(MetaError::Conflict { .. }) => {}
+                Err(error) => return Err(error),
+            }
+        }
+    }
+
+    /// At a stop: everything into objects, so that heirs need not read this life's log.
+    pub(super) async fn hand_back(&self, living: &mut Living) {
+        let owned: Vec<_> = living.owned.keys().copied().collect();
+        for (topic, index) in owned {
+            match self.hand_one_over(living, topic, index, None).await {
+                Ok(_) => {}
+                Err(error) => {
+                    tracing::warn!(%error, "the rest is taken over from this broker's log");
+                    return;
+                }
+            }
+        }
+    }
+}
+
+/// Largest manifest.
+const MANIFEST_BYTES_MAX: usize = 64 << 20;
+
+fn manifest_name(topic: TopicId, index: i32, epoch: LeaderEpoch) -> StorePath {
+    StorePath::parse(&format!("manifests/{}/{index}/{}", topic.0, epoch.0))
+        .expect("ids and numbers are legal names")
+}
+
+/// Opens partitions side by side. Blocks.
+fn open_all(
+    broker: &Arc<Broker>,
+    shared: &Arc<Shared>,
+    missing: Vec<Taking>,
+) -> Vec<Result<Arc<Partition>, OpenError>> {
+    let store: Arc<dyn SegmentStore> = shared.clone();
+    let open = |taking: &Taking| {
+        let topic = &taking.topic;
+        let under = (LeaderEpoch(taking.record.epoch), store.clone());
+        broker.open_under(&topic.name, topic.id, taking.index, &topic.settings, under)
+    };
+    let each = |at: i32| Ok::<_, std::convert::Infallible>(open(&missing[at as usize]));
+    let Ok(opened) = side_by_side(0..missing.len() as i32, each);
+    opened
+}

@@ -1,0 +1,440 @@
+//! Taking directories over from a dead broker or a living one, and handing them on.
+//!
+//! Whoever takes over ends the life that had them: from then on the store refuses its writer, and what
+//! its log says is final. The state of each directory is said again in the own log, durably, before
+//! anything is served. Until it is on record that this broker is the owner, no object that another heir
+//! may need is deleted.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::time::Instant;
+
+use bytes::Bytes;
+use parking_lot::Mutex;
+
+use super::core::{Core, Garbage, Unconfirmed};
+use super::frame::{self, FileFrame, FileState, Frame, Tail};
+use super::jobs::{Collect, Job};
+use super::log::PAUSE_AFTER_FAILURE;
+use super::tree::{self, Chunk, DirNo, FileNo, ObjectId, Piece, Tree};
+use super::{Inner, Shared};
+use crate::remote::Block;
+use crate::{Life, StoreError, StorePath};
+
+/// Where the state of a directory is to be found.
+#[derive(Clone, Debug)]
+pub struct Inheritance {
+    pub dir: StorePath,
+    /// The lives that had it, as is on record, the oldest first. All of them are ended. What the latest
+    /// one says that has it counts.
+    pub lives: Vec<Life>,
+    /// What a living owner said when it let go; counts if no life has it.
+    pub manifest: Option<Bytes>,
+}
+
+/// Where it was found.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Inherited {
+    Life(Life),
+    Manifest,
+    /// Nowhere: nothing was ever made durable in it.
+    Nothing,
+}
+
+impl Shared {
+    /// Takes directories over and makes that durable. Each has to be confirmed or disowned afterwards;
+    /// it may be read and written at once. After an error none of them is here, and the call may be
+    /// made again. [`StoreError::Corrupt`] if a log is damaged.
+    pub fn adopt(&self, all: &[Inheritance]) -> Result<Vec<Inherited>, StoreError> {
+        self.inner.adopt(all)
+    }
+
+    /// It is on record that this broker is the owner: what is no longer needed may be deleted.
+    pub fn confirm(&self, dirs: &[StorePath]) {
+        let mut core = self.inner.core.lock();
+        dirs.iter().for_each(|dir| core.confirm(dir));
+        drop(core);
+        self.inner.work.notify_all();
+    }
+
+    /// Another broker is the owner, as is on record: this life forgets the directory and leaves its
+    /// objects alone. The end of a hand-over, or of a take-over that another has won.
+    pub fn disown(&self, dir: &StorePath) -> Result<(), StoreError> {
+        self.inner.core.lock().disown(dir)
+    }
+
+    /// Ends all writing to a directory and returns its state, for [`Inheritance::manifest`]. It stays in
+    /// this life's log until it is disowned; to keep it after all, adopt it with the manifest.
+    pub fn release(&self, dir: &StorePath) -> Result<Bytes, StoreError> {
+        self.inner.release(dir)
+    }
+
+    /// Removes the log of a life that has ended, once all its directories have other owners on record.
+    pub fn forget(&self, life: Life) -> Result<(), StoreError> {
+        self.inner.remote.forget(life)
+    }
+}
+
+/// A directory on its way from one log to another.
+struct Estate {
+    dir: StorePath,
+    found: Inherited,
+    lives: Vec<Life>,
+    files: Vec<FileState>,
+}
+
+impl Inner {
+    fn adopt(&self, all: &[Inheritance]) -> Result<Vec<Inherited>, StoreError> {
+        let own_from = {
+            let mut core = self.core.lock();
+            core.alive()?;
+            all.iter().try_for_each(|one| core.check_absent(&one.dir))?;
+            core.number()
+        };
+        let mut estates = self.read_estates(all)?;
+        let moved = self.move_large_tails(&mut estates);
+        let mut core = self.core.lock();
+        let entered = moved.and_then(|()| core.enter_all(&estates, own_from));
+        match entered {
+            Ok(Some(seq)) => self.wait_for(&mut core, seq)?,
+            Ok(None) => {}
+            Err(error) => {
+                core.discard_own(&estates, own_from);
+                return Err(error);
+            }
+        }
+        Ok(estates.iter().map(|estate| estate.found).collect())
+    }
+
+    /// Reads each life once, whatever is wanted of it.
+    fn read_estates(&self, all: &[Inheritance]) -> Result<Vec<Estate>, StoreError> {
+        let mut wanted: BTreeMap<Life, BTreeSet<&StorePath>> = BTreeMap::new();
+        for one in all {
+            for life in &one.lives {
+                wanted.entry(*life).or_default().insert(&one.dir);
+            }
+        }
+        let mut found: HashMap<(Life, StorePath), Vec<FileState>> = HashMap::new();
+        for (life, dirs) in wanted {
+            for (dir, files) in self.read_life(life, &dirs)? {
+                found.insert((life, dir), files);
+            }
+        }
+        let mut estates = Vec::new();
+        for one in all {
+            let of_life = |life: &Life| Some((*life, found.remove(&(*life, one.dir.clone()))?));
+            let (source, files) = match (one.lives.iter().rev().find_map(of_life), &one.manifest) {
+                (Some((life, files)), _) => (Inherited::Life(life), files),
+                (None, Some(manifest)) => (Inherited::Manifest, read_manifest(&one.dir, manifest)?),
+                (None, None) => (Inherited::Nothing, Vec::new()),
+            };
+            estates.push(Estate { dir: one.dir.clone(), found: source, lives: one.lives.clone(), files });
+        }
+        Ok(estates)
+    }
+
+    /// Ends a life and folds its log; tries again for as long as a flush would.
+    fn read_life(
+        &self,
+        life: Life,
+        wanted: &BTreeSet<&StorePath>,
+    ) -> Result<Vec<(StorePath, Vec<FileState>)>, StoreError> {
+        let until = Instant::now() + self.options.give_up_after;
+        let mut attempts = 0;
+        loop {
+            let mut fold = Fold::default();
+            let error = match self.remote.end(life, &mut |block| fold.visit(block, wanted)) {
+                Ok(()) => return fold.finish(life),
+                Err(error) => error,
+            };
+            attempts += 1;
+            let is_late = if self.is_stepped { attempts > ATTEMPTS_MAX } else { Instant::now() >= until };
+            if is_late || !error.is_retryable() {
+                return Err(error);
+            }
+            tracing::warn!(%life, %error, "a life's log cannot be read yet; trying again");
+            if !self.is_stepped {
+                std::thread::sleep(PAUSE_AFTER_FAILURE);
+            }
+        }
+    }
+
+    /// What is too large to be said again becomes objects, several at a time.
+    fn move_large_tails(&self, estates: &mut [Estate]) -> Result<(), StoreError> {
+        let mut puts = Vec::new();
+        // Tails as small as that become no objects of their own.
+        let inline_max = self.options.ended_bytes_min;
+        let mut core = self.core.lock();
+        for Estate { dir, files, .. } in estates {
+            let mut left: u64 = files.iter().flat_map(|file| &file.tail).map(Tail::len).sum();
+            files.sort_by_key(|file| std::cmp::Reverse(file.tail.iter().map(Tail::len).sum::<u64>()));
+            for file in files.iter_mut() {
+                let len: u64 = file.tail.iter().map(Tail::len).sum();
+                if left <= inline_max || len == 0 {
+                    break;
+                }
+                left -= len;
+                let object = ObjectId { life: self.life, number: core.number() };
+                let path = tree::object_path(dir, &file.name, object)?;
+                let from = file.chunks.last().map_or(0, Chunk::end);
+                file.chunks.push(Chunk { from, len, object });
+                puts.push((path, std::mem::take(&mut file.tail)));
+            }
+            files.sort_by(|one, other| one.name.cmp(&other.name));
+        }
+        drop(core);
+        self.put_all(puts)
+    }
+
+    fn put_all(&self, puts: Vec<(StorePath, Vec<Tail>)>) -> Result<(), StoreError> {
+        let threads = if self.is_stepped { 1 } else { self.options.writers.clamp(1, puts.len().max(1)) };
+        let puts = Mutex::new(puts.into_iter());
+        let failure = Mutex::new(None);
+        let work = || {
+            loop {
+                let Some((path, tail)) = puts.lock().next() else { return };
+                if let Err(error) = self.put_object(&path, joined(&tail)) {
+                    failure.lock().get_or_insert(error);
+                    return;
+                }
+            }
+        };
+        match threads {
+            1 => work(),
+            _ => std::thread::scope(|scope| (0..threads).for_each(|_| drop(scope.spawn(work)))),
+        }
+        failure.into_inner().map_or(Ok(()), Err)
+    }
+
+    fn release(&self, path: &StorePath) -> Result<Bytes, StoreError> {
+        let mut core = self.core.lock();
+        let dir = core.begin_release(path)?;
+        if let Some(seq) = core.ring.last_written() {
+            self.wait_for(&mut core, seq)?;
+        }
+        loop {
+            core.alive()?;
+            if core.is_busy(dir) {
+                if self.is_stepped {
+                    core.cancel_release(dir);
+                    return Err(StoreError::Io("an object is still being written".to_owned()));
+                }
+                self.work.wait(&mut core);
+                continue;
+            }
+            let Some(write) = core.large_tail(dir) else { break };
+            drop(core);
+            let job = Job::Write(write);
+            let outcome = self.work_until_done(&job);
+            self.end_work(job, outcome.clone());
+            core = self.core.lock();
+            if let Err(error) = outcome {
+                core.cancel_release(dir);
+                return Err(error);
+            }
+        }
+        let files = core.state_of(dir, false);
+        let seq = core.say_dir(dir, path, true, &files);
+        self.wait_for(&mut core, seq)?;
+        Ok(frame::encode_manifest(path, &files))
+    }
+}
+
+impl Core {
+    fn check_absent(&self, path: &StorePath) -> Result<(), StoreError> {
+        match self.tree.dir_at(path) {
+            Some((_, directory)) if !directory.is_released => {
+                Err(StoreError::Io(format!("{path} is written here already; it cannot be taken over")))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Writes the frames of all; returns the last block.
+    fn enter_all(&mut self, estates: &[Estate], own_from: u64) -> Result<Option<u64>, StoreError> {
+        self.alive()?;
+        estates.iter().try_for_each(|estate| self.check_absent(&estate.dir))?;
+        let block_bytes = std::mem::replace(&mut self.options.block_bytes, ADOPTED_BLOCK_BYTES);
+        let mut last = None;
+        for estate in estates {
+            let released = self.tree.dir_at(&estate.dir).map(|(dir, _)| dir);
+            let dir = DirNo(self.number());
+            let numbered = |file: &FileState| FileState {
+                file: FileNo(self.number()),
+                name: file.name.clone(),
+                chunks: file.chunks.clone(),
+                tail: file.tail.iter().map(copied).collect(),
+            };
+            let files: Vec<FileState> = estate.files.iter().map(numbered).collect();
+            last = Some(self.say_dir(dir, &estate.dir, false, &files));
+            released.into_iter().for_each(|dir| self.forget_dir(dir));
+            files.iter().for_each(|file| self.consider(file.file));
+            let ended = estate.lives.clone();
+            self.unconfirmed.insert(estate.dir.clone(), Unconfirmed { own_from, garbage: Vec::new(), ended });
+        }
+        self.options.block_bytes = block_bytes;
+        Ok(last)
+    }
+
+    /// The objects that were written for a take-over that comes to nothing.
+    fn discard_own(&mut self, estates: &[Estate], own_from: u64) {
+        for estate in estates {
+            for (file, chunk) in estate.files.iter().flat_map(|f| f.chunks.iter().map(move |c| (f, c))) {
+                let object = chunk.object;
+                let is_own = object.life == self.life && object.number >= own_from;
+                if let (true, Ok(path)) = (is_own, tree::object_path(&estate.dir, &file.name, object)) {
+                    self.garbage.push_front(Garbage { after: 0, file: FileNo(0), object, path });
+                }
+            }
+        }
+    }
+
+    fn confirm(&mut self, path: &StorePath) {
+        if let Some(confirmed) = self.unconfirmed.remove(path) {
+            self.garbage.extend(confirmed.garbage);
+            if !confirmed.ended.is_empty() {
+                self.orphans.push_back(Collect { dir: path.clone(), lives: confirmed.ended });
+            }
+        }
+    }
+
+    fn disown(&mut self, path: &StorePath) -> Result<(), StoreError> {
+        self.alive()?;
+        let Some((dir, _)) = self.tree.dir_at(path) else { return Ok(()) };
+        // Whatever becomes of no use here belongs to the owner, unless it was written for nobody else.
+        let held = self.unconfirmed.entry(path.clone());
+        held.or_insert(Unconfirmed { own_from: u64::MAX, garbage: Vec::new(), ended: Vec::new() });
+        self.log(path.as_str().len(), |payload| payload.remove(&[(dir, None)]));
+        self.forget_dir(dir);
+        if let Some(Unconfirmed { own_from, garbage, .. }) = self.unconfirmed.remove(path) {
+            let life = self.life;
+            let is_own = |g: &Garbage| g.object.life == life && g.object.number >= own_from;
+            self.garbage.extend(garbage.into_iter().filter(is_own));
+        }
+        Ok(())
+    }
+
+    fn begin_release(&mut self, path: &StorePath) -> Result<DirNo, StoreError> {
+        self.alive()?;
+        let (dir, directory) = self.tree.dir_at(path).ok_or(StoreError::NotFound)?;
+        let files: Vec<FileNo> = directory.names.values().copied().collect();
+        self.dirs.entry(dir).or_default().is_releasing = true;
+        files.into_iter().for_each(|file| self.retire(file));
+        Ok(dir)
+    }
+
+    fn cancel_release(&mut self, dir: DirNo) {
+        if let Some(live) = self.dirs.get_mut(&dir) {
+            live.is_releasing = false;
+        }
+    }
+
+    fn is_busy(&self, dir: DirNo) -> bool {
+        let files = self.tree.dirs.get(&dir).map(|directory| directory.names.values());
+        files.into_iter().flatten().any(|file| self.tree.files[file].live.is_busy)
+    }
+
+    /// The largest tail of a directory, if all of them are too much for a manifest.
+    fn large_tail(&mut self, dir: DirNo) -> Option<super::jobs::Write> {
+        let directory = self.tree.dirs.get(&dir).filter(|directory| !directory.is_released)?;
+        let tails = directory.names.values().map(|file| (self.tree.files[file].tail_len(), *file));
+        let total: u64 = tails.clone().map(|(len, _)| len).sum();
+        let (_, file) = tails.max().filter(|_| total > self.options.inline_bytes_max)?;
+        self.write_job(file)
+    }
+}
+
+/// The log of a life while it is read.
+#[derive(Default)]
+struct Fold {
+    tree: Tree<()>,
+    payloads: BTreeMap<u64, Bytes>,
+}
+
+impl Fold {
+    fn visit(&mut self, block: Block, wanted: &BTreeSet<&StorePath>) -> Result<(), StoreError> {
+        let mut effects = tree::Effects::default();
+        let read = frame::decode(&block.payload, block.seq, &mut |frame| {
+            // A directory that is not begun is not folded.
+            if let Frame::Dir { path, .. } = &frame
+                && !wanted.contains(path)
+            {
+                return Ok(());
+            }
+            effects.clear();
+            self.tree.apply(block.seq, frame, &mut effects)
+        });
+        self.payloads.insert(block.seq, block.payload.clone());
+        read.map_err(|error| {
+            StoreError::Corrupt(format!("block {} of life {}: {error}", block.seq, block.life))
+        })
+    }
+
+    fn finish(self, life: Life) -> Result<Vec<(StorePath, Vec<FileState>)>, StoreError> {
+        let mut found = Vec::new();
+        for directory in self.tree.dirs.values() {
+            let mut files = Vec::new();
+            for (name, number) in &directory.names {
+                let file = &self.tree.files[number];
+                let bytes = |piece: &Piece| self.bytes(piece, life, &directory.path);
+                let tail = file.pieces.iter().map(bytes).collect::<Result<Vec<Bytes>, StoreError>>()?;
+                let tail = if tail.is_empty() { Vec::new() } else { vec![Tail::Here(tail)] };
+                let (name, chunks) = (name.to_string(), file.chunks.clone());
+                files.push(FileState { file: *number, name, chunks, tail });
+            }
+            found.push((directory.path.clone(), files));
+        }
+        Ok(found)
+    }
+
+    fn bytes(&self, piece: &Piece, life: Life, dir: &StorePath) -> Result<Bytes, StoreError> {
+        let (start, end) = (piece.at as usize, piece.at as usize + piece.len as usize);
+        match self.payloads.get(&piece.seq) {
+            Some(payload) if end <= payload.len() => Ok(payload.slice(start..end)),
+            _ => Err(StoreError::Corrupt(format!(
+                "block {} of life {life} is not what {dir} needs of it",
+                piece.seq
+            ))),
+        }
+    }
+}
+
+fn read_manifest(dir: &StorePath, manifest: &Bytes) -> Result<Vec<FileState>, StoreError> {
+    let damaged = |error| StoreError::Corrupt(format!("the manifest of {dir}: {error}"));
+    let (path, files) = frame::decode_manifest(manifest).map_err(|error| damaged(error.to_string()))?;
+    if path != *dir {
+        return Err(damaged(format!("it is that of {path}")));
+    }
+    let file = |FileFrame { file, name, chunks, tail, .. }: FileFrame| {
+        let bytes = |piece: &Piece| {
+            let (start, end) = (piece.at as usize, piece.at as usize + piece.len as usize);
+            let is_inside = piece.seq == 0 && end <= manifest.len();
+            if is_inside { Ok(manifest.slice(start..end)) } else { Err(damaged("it lacks bytes".to_owned())) }
+        };
+        let tail = tail.iter().map(bytes).collect::<Result<Vec<Bytes>, StoreError>>()?;
+        let tail = if tail.is_empty() { Vec::new() } else { vec![Tail::Here(tail)] };
+        Ok(FileState { file, name, chunks, tail })
+    };
+    files.into_iter().map(file).collect()
+}
+
+fn copied(tail: &Tail) -> Tail {
+    match tail {
+        Tail::Here(parts) => Tail::Here(parts.clone()),
+        Tail::There(piece) => Tail::There(*piece),
+    }
+}
+
+fn joined(tail: &[Tail]) -> Bytes {
+    let mut bytes = Vec::new();
+    for part in tail {
+        if let Tail::Here(parts) = part {
+            parts.iter().for_each(|part| bytes.extend_from_slice(part));
+        }
+    }
+    Bytes::from(bytes)
+}
+
+/// Without threads there is no time either: attempts are counted instead.
+const ATTEMPTS_MAX: u32 = 20;
+/// Blocks are larger while directories are taken over, so that this takes few flushes.
+const ADOPTED_BLOCK_BYTES: usize = 8 << 20;

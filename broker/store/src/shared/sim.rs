@@ -1,0 +1,924 @@
+//! The shared log in a simulated cluster: brokers die, zombies go on, directories move, by seed.
+//!
+//! Production code without threads: every flush and every object is a step of its own, so anything can
+//! happen between any two. A model knows what was acknowledged and in which order everything else was
+//! written; whoever takes a directory over must find what was acknowledged and a prefix of the rest.
+
+use std::collections::BTreeMap;
+use std::io::IoSlice;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Instant;
+
+use bytes::Bytes;
+
+use super::jobs::Job;
+use super::{Inheritance, Inner, Options, Shared};
+use crate::dice::Dice;
+use crate::remote::{Block, Memory};
+use crate::{Entry, Life, LifeLog, Reader, Remote, SegmentStore, StoreError, StorePath, Writer};
+
+/// A mechanism that is switched off, so that the simulation must fail.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) enum Twin {
+    #[default]
+    None,
+    /// The remote store refuses nobody.
+    FenceOff,
+    /// A frame names an object, and the tail is dropped, before the object is there.
+    ChunkBeforeObject,
+    /// Blocks are given up though directories need them.
+    LogCutTooEarly,
+    /// Objects are deleted before it is on record who owns them.
+    ConfirmedTooEarly,
+}
+
+/// The way from one broker to the store. It loses requests and answers, and in the end it is cut.
+#[derive(Clone)]
+struct Line {
+    remote: Memory,
+    dice: Arc<Dice>,
+    per_mille: u32,
+    calls_left: Arc<AtomicU64>,
+}
+
+impl Line {
+    fn call<T>(&self, deed: impl FnOnce() -> Result<T, StoreError>) -> Result<T, StoreError> {
+        let lost = || Err(StoreError::Io("lost on the way".to_owned()));
+        match self.calls_left.load(Ordering::Relaxed) {
+            0 => return lost(),
+            u64::MAX => {}
+            left => self.calls_left.store(left - 1, Ordering::Relaxed),
+        }
+        // The last request of a broker that dies arrives or does not.
+        let is_last = self.is_cut();
+        if (is_last && self.dice.hits(500)) || self.dice.hits(self.per_mille) {
+            return lost();
+        }
+        let done = deed();
+        if (is_last || self.dice.hits(self.per_mille)) && done.is_ok() { lost() } else { done }
+    }
+
+    fn is_cut(&self) -> bool {
+        self.calls_left.load(Ordering::Relaxed) == 0
+    }
+}
+
+impl Remote for Line {
+    fn put(&self, name: &StorePath, bytes: Bytes) -> Result<(), StoreError> {
+        self.call(|| self.remote.put(name, bytes))
+    }
+    fn get(&self, name: &StorePath, pos: u64, len: usize) -> Result<Bytes, StoreError> {
+        // A reader has no second attempt here, so reads only fail for good.
+        if self.is_cut() { Err(StoreError::Io("cut".to_owned())) } else { self.remote.get(name, pos, len) }
+    }
+    fn list(&self, dir: &StorePath) -> Result<Vec<Entry>, StoreError> {
+        self.call(|| self.remote.list(dir))
+    }
+    fn delete(&self, name: &StorePath) -> Result<(), StoreError> {
+        self.call(|| self.remote.delete(name))
+    }
+    fn begin(&self, life: Life) -> Result<Arc<dyn LifeLog>, StoreError> {
+        let log = self.remote.begin(life)?;
+        Ok(Arc::new(LineLog { line: self.clone(), log }))
+    }
+    fn end(
+        &self,
+        life: Life,
+        visit: &mut dyn FnMut(Block) -> Result<(), StoreError>,
+    ) -> Result<(), StoreError> {
+        self.call(|| self.remote.end(life, visit))
+    }
+    fn forget(&self, life: Life) -> Result<(), StoreError> {
+        self.call(|| self.remote.forget(life))
+    }
+    fn lives(&self) -> Result<Vec<Life>, StoreError> {
+        self.remote.lives()
+    }
+}
+
+struct LineLog {
+    line: Line,
+    log: Arc<dyn LifeLog>,
+}
+
+impl LifeLog for LineLog {
+    fn append(&self, block: &Block) -> Result<(), StoreError> {
+        self.line.call(|| self.log.append(block))
+    }
+}
+
+struct Broker {
+    shared: Shared,
+    line: Line,
+    life: Life,
+    writers: BTreeMap<StorePath, Arc<dyn Writer>>,
+    /// A block and a job that are on their way.
+    block: Option<Block>,
+    job: Option<Job>,
+    is_dead: bool,
+    is_ended: bool,
+}
+
+impl Broker {
+    fn inner(&self) -> &Inner {
+        &self.shared.inner
+    }
+
+    /// The block on its way arrives, or not.
+    fn finish_block(&mut self) {
+        let Some(block) = self.block.take() else { return };
+        match self.inner().log.append(&block) {
+            Ok(()) => self.inner().end_flush(&block, Ok(())),
+            Err(StoreError::Fenced) => self.inner().end_flush(&block, Err(super::Lost::Fenced)),
+            Err(_) => self.inner().core.lock().ring.not_flushed(),
+        }
+    }
+
+    fn finish_job(&mut self, is_patient: bool) {
+        let Some(job) = self.job.take() else { return };
+        let outcome = self.inner().do_work(&job);
+        match outcome {
+            Err(error) if error.is_retryable() && is_patient => self.job = Some(job),
+            outcome => self.inner().end_work(job, outcome),
+        }
+    }
+}
+
+type Files = BTreeMap<String, Vec<u8>>;
+
+#[derive(Clone, Debug)]
+enum Op {
+    Append(String, Vec<u8>),
+    /// Also what creates a file: an empty one.
+    Put(String, Vec<u8>),
+    Cut(String, usize),
+    Delete(String),
+    DeleteAll,
+}
+
+fn apply(files: &mut Files, op: &Op) {
+    match op {
+        Op::Append(name, bytes) => files.get_mut(name).unwrap().extend_from_slice(bytes),
+        Op::Put(name, bytes) => drop(files.insert(name.clone(), bytes.clone())),
+        Op::Cut(name, len) => files.get_mut(name).unwrap().truncate(*len),
+        Op::Delete(name) => drop(files.remove(name)),
+        Op::DeleteAll => files.clear(),
+    }
+}
+
+/// A directory as it must be, and what is on record of it.
+struct Dir {
+    path: StorePath,
+    acked: Files,
+    /// What was written since, in order, with the number of each.
+    ops: Vec<(u64, Op)>,
+    now: Files,
+    /// The latest op of each file.
+    last: BTreeMap<String, u64>,
+    owner: Option<usize>,
+    lives: Vec<Life>,
+    manifest: Option<Bytes>,
+}
+
+struct World {
+    dice: Arc<Dice>,
+    twin: Twin,
+    remote: Memory,
+    brokers: Vec<Broker>,
+    dirs: Vec<Dir>,
+    /// Readers of files that are gone, and what they must go on reading.
+    kept: Vec<(usize, Arc<dyn Reader>, Vec<u8>)>,
+    ops: u64,
+    report: Report,
+}
+
+#[derive(Debug, Default)]
+struct Report {
+    crashes: u64,
+    zombies: u64,
+    refusals: u64,
+    adoptions: u64,
+    releases: u64,
+    objects: u64,
+    deleted: u64,
+    lost_ops: u64,
+}
+
+type Check<T> = Result<T, String>;
+
+fn options() -> Options {
+    Options {
+        block_bytes: 700,
+        pending_bytes_max: 5_000,
+        log_bytes_target: 2_500,
+        log_bytes_max: 8_000,
+        object_bytes: 400,
+        ended_bytes_min: 80,
+        merge_below_bytes: 200,
+        inline_bytes_max: 150,
+        put_inline_bytes_max: 250,
+        read_ahead_bytes_max: 1 << 10,
+        ..Options::default()
+    }
+}
+
+const NAMES: &[&str] = &["0.log", "1.log", "0.state", "1.state", "c/deep"];
+
+impl World {
+    fn new(seed: u64, twin: Twin) -> World {
+        let remote = Memory::new();
+        remote.set_fence(twin != Twin::FenceOff);
+        let dir = |n| Dir {
+            path: StorePath::parse(&format!("topic/t-{n}")).unwrap(),
+            acked: Files::new(),
+            ops: Vec::new(),
+            now: Files::new(),
+            last: BTreeMap::new(),
+            owner: None,
+            lives: Vec::new(),
+            manifest: None,
+        };
+        World {
+            dice: Arc::new(Dice::new(seed)),
+            twin,
+            remote,
+            brokers: Vec::new(),
+            dirs: (0..4).map(dir).collect(),
+            kept: Vec::new(),
+            ops: 0,
+            report: Report::default(),
+        }
+    }
+
+    fn run(mut self, steps: usize) -> Check<Report> {
+        for _ in 0..2 {
+            self.start_broker();
+        }
+        for _ in 0..steps {
+            self.step()?;
+        }
+        self.end()?;
+        Ok(self.report)
+    }
+
+    fn step(&mut self) -> Check<()> {
+        self.assign()?;
+        match self.dice.up_to(99) {
+            0..=1 => self.crash()?,
+            2..=3 => self.make_zombie()?,
+            4..=8 => self.hand_over()?,
+            9..=22 => self.background(),
+            23..=30 => self.read()?,
+            31..=36 => self.act_as_zombie()?,
+            _ => self.act()?,
+        }
+        self.bury()
+    }
+
+    fn chance(&self, per_mille: u32) -> bool {
+        self.dice.hits(per_mille)
+    }
+
+    fn pick(&self, count: usize) -> usize {
+        self.dice.up_to(count as u64 - 1) as usize
+    }
+
+    fn start_broker(&mut self) -> usize {
+        let line = Line {
+            remote: self.remote.clone(),
+            dice: self.dice.clone(),
+            per_mille: 60,
+            calls_left: Arc::new(AtomicU64::new(u64::MAX)),
+        };
+        let life = Life { broker: self.pick(3) as i32, epoch: self.brokers.len() as u64 + 1 };
+        let inner = Inner::open(Arc::new(line.clone()), life, options(), true).unwrap();
+        inner.core.lock().twin = self.twin;
+        let shared = Shared { inner };
+        let (writers, block, job) = (BTreeMap::new(), None, None);
+        self.brokers.push(Broker {
+            shared,
+            line,
+            life,
+            writers,
+            block,
+            job,
+            is_dead: false,
+            is_ended: false,
+        });
+        self.brokers.len() - 1
+    }
+
+    /// Brokers that are neither dead nor ended; there are always two.
+    fn alive(&mut self) -> Vec<usize> {
+        loop {
+            let is_alive = |broker: &Broker| !broker.is_dead && !broker.is_ended;
+            let alive: Vec<usize> = (0..self.brokers.len()).filter(|b| is_alive(&self.brokers[*b])).collect();
+            if alive.len() >= 2 {
+                return alive;
+            }
+            self.start_broker();
+        }
+    }
+
+    /// Whoever could not reach the store, or was told that its life is over, is dead.
+    fn bury(&mut self) -> Check<()> {
+        for index in 0..self.brokers.len() {
+            let broker = &mut self.brokers[index];
+            if broker.is_dead || (broker.shared.lost().is_none() && !broker.line.is_cut()) {
+                continue;
+            }
+            if broker.shared.lost() == Some(super::Lost::Fenced) && !broker.is_ended {
+                return Err(format!("life {} was refused and nobody has ended it", broker.life));
+            }
+            let stats = broker.shared.stats();
+            self.report.objects += stats.objects_written;
+            self.report.deleted += stats.objects_deleted;
+            broker.is_dead = true;
+            broker.writers.clear();
+            broker.block = None;
+            broker.job = None;
+            self.kept.retain(|(at, _, _)| *at != index);
+            for dir in &mut self.dirs {
+                dir.owner = dir.owner.filter(|owner| *owner != index);
+            }
+        }
+        Ok(())
+    }
+
+    /// Gives every directory without an owner to somebody.
+    fn assign(&mut self) -> Check<()> {
+        let orphans: Vec<usize> = (0..self.dirs.len()).filter(|d| self.dirs[*d].owner.is_none()).collect();
+        if orphans.is_empty() {
+            return Ok(());
+        }
+        // Several heirs share them.
+        let mut shares: BTreeMap<usize, Vec<usize>> = BTreeMap::new();
+        for dir in orphans {
+            shares.entry(self.heir_of(dir)).or_default().push(dir);
+        }
+        for (heir, dirs) in shares {
+            if self.chance(100) {
+                let racer = self.heir_of(dirs[0]);
+                self.lose_race(racer, &dirs[..1]);
+            }
+            if self.chance(50) {
+                self.brokers[heir].line.calls_left.store(self.dice.up_to(6), Ordering::Relaxed);
+            }
+            if self.adopt(heir, &dirs) {
+                self.take_possession(heir, &dirs)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Somebody who has never had it by what is on record: nobody ends itself.
+    fn heir_of(&mut self, dir: usize) -> usize {
+        let alive = self.alive();
+        let heir = alive[self.pick(alive.len())];
+        if self.dirs[dir].lives.contains(&self.brokers[heir].life) { self.start_broker() } else { heir }
+    }
+
+    fn adopt(&mut self, heir: usize, dirs: &[usize]) -> bool {
+        let lives: Vec<Life> = dirs.iter().flat_map(|dir| &self.dirs[*dir].lives).copied().collect();
+        for index in 0..self.brokers.len() {
+            if lives.contains(&self.brokers[index].life) {
+                self.end_life(index);
+            }
+        }
+        let inherit = |dir: &usize| {
+            let Dir { path, lives, manifest, .. } = &self.dirs[*dir];
+            Inheritance { dir: path.clone(), lives: lives.clone(), manifest: manifest.clone() }
+        };
+        let all: Vec<Inheritance> = dirs.iter().map(inherit).collect();
+        self.brokers[heir].finish_block();
+        match self.brokers[heir].shared.adopt(&all) {
+            Ok(_) => {
+                self.report.adoptions += dirs.len() as u64;
+                true
+            }
+            Err(StoreError::Corrupt(error)) => panic!("{error}"),
+            Err(_) => false,
+        }
+    }
+
+    fn end_life(&mut self, broker: usize) {
+        self.brokers[broker].is_ended = true;
+        self.kept.retain(|(at, _, _)| *at != broker);
+        for dir in &mut self.dirs {
+            dir.owner = dir.owner.filter(|owner| *owner != broker);
+        }
+    }
+
+    /// The heir is on record: what it has must be right.
+    fn take_possession(&mut self, heir: usize, dirs: &[usize]) -> Check<()> {
+        for dir in dirs {
+            self.inherit(heir, *dir)?;
+            let dir = &mut self.dirs[*dir];
+            dir.owner = Some(heir);
+            dir.lives = vec![self.brokers[heir].life];
+            dir.manifest = None;
+        }
+        let paths: Vec<StorePath> = dirs.iter().map(|dir| self.dirs[*dir].path.clone()).collect();
+        self.brokers[heir].shared.confirm(&paths);
+        Ok(())
+    }
+
+    /// An heir that takes over, begins to work, and finds another one on record.
+    fn lose_race(&mut self, heir: usize, dirs: &[usize]) {
+        if !self.adopt(heir, dirs) {
+            return;
+        }
+        if self.twin == Twin::ConfirmedTooEarly {
+            let paths: Vec<StorePath> = dirs.iter().map(|dir| self.dirs[*dir].path.clone()).collect();
+            self.brokers[heir].shared.confirm(&paths);
+        }
+        for dir in dirs {
+            let path = self.dirs[*dir].path.clone();
+            let shared = &self.brokers[heir].shared;
+            for entry in shared.list(&path).unwrap() {
+                let file = path.join(&entry.name).unwrap();
+                let _ = match self.dice.up_to(2) {
+                    0 => shared.delete(&file),
+                    1 if !entry.is_dir => shared.resume(&file, entry.len / 2).map(|_| ()),
+                    _ => shared.put(&file, b"of no consequence"),
+                };
+            }
+        }
+        for _ in 0..self.dice.up_to(12) {
+            self.work(heir);
+        }
+        for dir in dirs {
+            let path = self.dirs[*dir].path.clone();
+            let _ = self.brokers[heir].shared.disown(&path);
+        }
+        for _ in 0..self.dice.up_to(12) {
+            self.work(heir);
+        }
+    }
+
+    /// What was acknowledged is there, and of the rest a prefix.
+    fn inherit(&mut self, heir: usize, index: usize) -> Check<()> {
+        let found = self.read_all(heir, index)?;
+        let dir = &mut self.dirs[index];
+        let mut state = dir.acked.clone();
+        let mut kept = 0;
+        while state != found {
+            let Some((_, op)) = dir.ops.get(kept) else {
+                return Err(format!(
+                    "{} holds {found:?}, acknowledged was {:?}, then {:?}",
+                    dir.path, dir.acked, dir.ops
+                ));
+            };
+            apply(&mut state, op);
+            kept += 1;
+        }
+        self.report.lost_ops += (dir.ops.len() - kept) as u64;
+        dir.ops.clear();
+        dir.acked = state.clone();
+        dir.now = state;
+        dir.last.clear();
+        Ok(())
+    }
+
+    fn read_all(&self, broker: usize, dir: usize) -> Check<Files> {
+        let mut files = Files::new();
+        let mut dirs = vec![(self.dirs[dir].path.clone(), String::new())];
+        while let Some((path, prefix)) = dirs.pop() {
+            let shared = &self.brokers[broker].shared;
+            for entry in shared.list(&path).map_err(|error| error.to_string())? {
+                let file = path.join(&entry.name).unwrap();
+                if entry.is_dir {
+                    dirs.push((file, format!("{prefix}{}/", entry.name)));
+                    continue;
+                }
+                let read = |reader: Arc<dyn Reader>| reader.read_at(0, usize::MAX);
+                let bytes = shared.open(&file).and_then(read).map_err(|error| format!("{file}: {error}"))?;
+                if bytes.len() as u64 != entry.len {
+                    return Err(format!("{file} has {} bytes, listed are {}", bytes.len(), entry.len));
+                }
+                files.insert(format!("{prefix}{}", entry.name), bytes.to_vec());
+            }
+        }
+        Ok(files)
+    }
+
+    /// A broker dies, in the middle of what it does next.
+    fn crash(&mut self) -> Check<()> {
+        let alive = self.alive();
+        let broker = alive[self.pick(alive.len())];
+        let calls = self.dice.up_to(5);
+        self.brokers[broker].line.calls_left.store(calls, Ordering::Relaxed);
+        self.report.crashes += 1;
+        Ok(())
+    }
+
+    /// A broker is taken for dead and is not.
+    fn make_zombie(&mut self) -> Check<()> {
+        let alive = self.alive();
+        let broker = alive[self.pick(alive.len())];
+        self.end_life(broker);
+        self.report.zombies += 1;
+        Ok(())
+    }
+
+    /// A zombie writes on, and must not be told that anything of it is durable once it was ended.
+    fn act_as_zombie(&mut self) -> Check<()> {
+        let zombies: Vec<usize> = (0..self.brokers.len())
+            .filter(|b| self.brokers[*b].is_ended && !self.brokers[*b].is_dead)
+            .collect();
+        if zombies.is_empty() {
+            return Ok(());
+        }
+        let zombie = zombies[self.pick(zombies.len())];
+        if self.chance(600) {
+            self.work(zombie);
+            return Ok(());
+        }
+        let dirs: Vec<StorePath> = self.dirs.iter().map(|dir| dir.path.clone()).collect();
+        let path = &dirs[self.pick(dirs.len())];
+        // A directory that nobody has taken from it yet is still its own.
+        let is_ended =
+            self.dirs.iter().all(|d| d.path != *path || !d.lives.contains(&self.brokers[zombie].life));
+        let broker = &mut self.brokers[zombie];
+        broker.finish_block();
+        let has_dir = broker.shared.list(path).is_ok_and(|entries| !entries.is_empty());
+        let file = path.join(NAMES[self.dice.up_to(3) as usize]).unwrap();
+        if !has_dir || !is_ended {
+            return Ok(());
+        }
+        let outcome = match self.dice.up_to(2) {
+            0 => broker.shared.put(&file, b"a zombie's"),
+            1 => broker.shared.delete(&file),
+            _ => broker.shared.resume(&file, 0).and_then(|writer| {
+                writer.append(&[IoSlice::new(b"a zombie's")])?;
+                writer.sync().map(|_| ())
+            }),
+        };
+        match outcome {
+            Err(StoreError::Fenced) => self.report.refusals += 1,
+            Err(StoreError::NotFound | StoreError::Io(_)) => {}
+            Ok(()) => return Err(format!("a zombie's change of {file} was acknowledged")),
+            Err(error) => return Err(error.to_string()),
+        }
+        Ok(())
+    }
+
+    /// A directory goes from one living broker to another, or back, or somebody dies over it.
+    fn hand_over(&mut self) -> Check<()> {
+        let index = self.pick(self.dirs.len());
+        let Some(owner) = self.dirs[index].owner else { return Ok(()) };
+        let path = self.dirs[index].path.clone();
+        self.brokers[owner].finish_block();
+        self.brokers[owner].finish_job(false);
+        self.forget_writers(owner, index);
+        let Ok(manifest) = self.brokers[owner].shared.release(&path) else { return Ok(()) };
+        self.report.releases += 1;
+        let dir = &mut self.dirs[index];
+        let upto = dir.ops.last().map_or(0, |(op, _)| *op);
+        self.ack(owner, upto);
+        // Everything of the directory is durable by now, and read as before by whoever has it.
+        let dir = &mut self.dirs[index];
+        dir.owner = None;
+        if self.chance(100) {
+            // It dies, or is taken for dead, before the hand-over is on record.
+            self.brokers[owner].line.calls_left.store(0, Ordering::Relaxed);
+            return self.bury();
+        }
+        let alive = self.alive();
+        let heir = if self.chance(200) { owner } else { alive[self.pick(alive.len())] };
+        let dir = &mut self.dirs[index];
+        dir.manifest = Some(manifest);
+        dir.lives = if heir == owner { Vec::new() } else { vec![self.brokers[heir].life] };
+        if self.dirs[index].lives.is_empty() || self.chance(900) {
+            let mut record = std::mem::take(&mut self.dirs[index].lives);
+            // The heir is alive: it does not end itself.
+            let has_adopted = self.adopt(heir, &[index]);
+            std::mem::swap(&mut self.dirs[index].lives, &mut record);
+            if has_adopted {
+                self.take_possession(heir, &[index])?;
+                if heir != owner {
+                    let _ = self.brokers[owner].shared.disown(&path);
+                }
+                return Ok(());
+            }
+        } else {
+            self.brokers[heir].line.calls_left.store(0, Ordering::Relaxed);
+        }
+        self.bury()
+    }
+
+    fn forget_writers(&mut self, broker: usize, dir: usize) {
+        let path = self.dirs[dir].path.clone();
+        self.brokers[broker].writers.retain(|file, _| !file.is_within(&path));
+    }
+
+    fn background(&mut self) {
+        let alive = self.alive();
+        let broker = alive[self.pick(alive.len())];
+        self.work(broker);
+    }
+
+    /// One step of flushing or of moving data, begun or finished.
+    fn work(&mut self, index: usize) {
+        let choice = self.dice.up_to(5);
+        let is_patient = self.chance(800);
+        let broker = &mut self.brokers[index];
+        match choice {
+            0 | 1 if broker.block.is_none() => {
+                let taken = broker.inner().core.lock().take_block();
+                broker.block = taken;
+            }
+            0 | 1 => broker.finish_block(),
+            _ if broker.job.is_none() => broker.job = broker.inner().begin_work(),
+            _ => broker.finish_job(is_patient),
+        }
+    }
+
+    fn read(&mut self) -> Check<()> {
+        let index = self.pick(self.dirs.len());
+        let Some(owner) = self.dirs[index].owner else { return Ok(()) };
+        if self.brokers[owner].line.is_cut() {
+            return Ok(());
+        }
+        let found = self.read_all(owner, index)?;
+        if found != self.dirs[index].now {
+            return Err(format!(
+                "{} reads {found:?} instead of {:?}",
+                self.dirs[index].path, self.dirs[index].now
+            ));
+        }
+        for (name, bytes) in &self.dirs[index].now {
+            let file = StorePath::parse(&format!("{}/{name}", self.dirs[index].path)).unwrap();
+            let from = self.dice.up_to(bytes.len() as u64) as usize;
+            let len = self.dice.up_to((bytes.len() - from) as u64) as usize;
+            let part = self.brokers[owner].shared.open(&file).unwrap().read_at(from as u64, len);
+            if part.as_deref() != Ok(&bytes[from..from + len]) {
+                return Err(format!("{file} from {from}, {len} bytes: {part:?}"));
+            }
+        }
+        while self.kept.len() > 5 {
+            let (_, reader, bytes) = self.kept.swap_remove(self.dice.up_to(5) as usize);
+            if reader.read_at(0, usize::MAX).as_deref() != Ok(&bytes[..]) {
+                return Err(format!("a reader of a file that is gone does not find {bytes:?}"));
+            }
+        }
+        Ok(())
+    }
+
+    /// Everything of a broker up to this op is durable.
+    fn ack(&mut self, broker: usize, upto: u64) {
+        for dir in self.dirs.iter_mut().filter(|dir| dir.owner == Some(broker)) {
+            let count = dir.ops.partition_point(|(op, _)| *op <= upto);
+            for (_, op) in dir.ops.drain(..count) {
+                apply(&mut dir.acked, &op);
+            }
+        }
+    }
+
+    fn wrote(&mut self, dir: usize, op: Op) -> u64 {
+        self.ops += 1;
+        let dir = &mut self.dirs[dir];
+        apply(&mut dir.now, &op);
+        match &op {
+            Op::Append(name, _) | Op::Put(name, _) | Op::Cut(name, _) | Op::Delete(name) => {
+                dir.last.insert(name.clone(), self.ops);
+            }
+            Op::DeleteAll => {}
+        }
+        dir.ops.push((self.ops, op));
+        self.ops
+    }
+
+    /// What a call that waits for the log has come to.
+    fn waited(&mut self, owner: usize, dir: usize, op: Op, outcome: Result<(), StoreError>) -> Check<()> {
+        match outcome {
+            Ok(()) => {
+                let op = self.wrote(dir, op);
+                self.ack(owner, op);
+            }
+            // It may have been written, and then it is the last thing that was.
+            Err(_) if self.brokers[owner].shared.lost().is_some() => drop(self.wrote(dir, op)),
+            Err(error) if error.is_retryable() => {}
+            Err(error) => return Err(format!("{op:?}: {error}")),
+        }
+        Ok(())
+    }
+
+    fn content(&self) -> Vec<u8> {
+        let len = if self.chance(50) { self.dice.up_to(900) } else { self.dice.up_to(90) };
+        let byte = self.ops as u8;
+        (0..len).map(|i| byte.wrapping_add((i % 7) as u8)).collect()
+    }
+
+    /// An owner does something to one of its files.
+    fn act(&mut self) -> Check<()> {
+        let index = self.pick(self.dirs.len());
+        let Some(owner) = self.dirs[index].owner else { return Ok(()) };
+        let name = NAMES[self.pick(NAMES.len())].to_owned();
+        let file = StorePath::parse(&format!("{}/{name}", self.dirs[index].path)).unwrap();
+        if self.chance(800) {
+            self.brokers[owner].finish_block();
+        }
+        let is_log = name.ends_with(".log");
+        match self.dice.up_to(19) {
+            0 => self.delete(owner, index, name, &file),
+            1 if self.chance(200) => {
+                self.brokers[owner].finish_block();
+                let path = self.dirs[index].path.clone();
+                let outcome = self.brokers[owner].shared.delete(&path);
+                self.forget_writers(owner, index);
+                self.waited(owner, index, Op::DeleteAll, outcome)
+            }
+            2 => self.cut(owner, index, name, &file),
+            3..=7 if is_log => self.sync(owner, index, &name, &file),
+            _ if is_log => self.append(owner, index, name, &file),
+            _ => {
+                self.brokers[owner].finish_block();
+                let reader = self.reader_to_keep(owner, index, &name, &file);
+                let bytes = self.content();
+                let outcome = self.brokers[owner].shared.put(&file, &bytes);
+                self.kept.extend(reader.filter(|_| outcome.is_ok()));
+                self.waited(owner, index, Op::Put(name, bytes), outcome)
+            }
+        }
+    }
+
+    fn reader_to_keep(
+        &mut self,
+        owner: usize,
+        dir: usize,
+        name: &str,
+        file: &StorePath,
+    ) -> Option<(usize, Arc<dyn Reader>, Vec<u8>)> {
+        let bytes = self.dirs[dir].now.get(name).filter(|_| self.chance(300))?;
+        Some((owner, self.brokers[owner].shared.open(file).ok()?, bytes.clone()))
+    }
+
+    fn delete(&mut self, owner: usize, dir: usize, name: String, file: &StorePath) -> Check<()> {
+        self.brokers[owner].finish_block();
+        let reader = self.reader_to_keep(owner, dir, &name, file);
+        let outcome = self.brokers[owner].shared.delete(file);
+        self.kept.extend(reader.filter(|_| outcome.is_ok()));
+        self.brokers[owner].writers.remove(file);
+        self.waited(owner, dir, Op::Delete(name), outcome)
+    }
+
+    fn cut(&mut self, owner: usize, dir: usize, name: String, file: &StorePath) -> Check<()> {
+        let Some(bytes) = self.dirs[dir].now.get(&name) else { return Ok(()) };
+        let len = self.dice.up_to(bytes.len() as u64);
+        match self.brokers[owner].shared.resume(file, len) {
+            Ok(writer) => {
+                self.brokers[owner].writers.insert(file.clone(), writer);
+                self.wrote(dir, Op::Cut(name, len as usize));
+                Ok(())
+            }
+            Err(_) if self.brokers[owner].shared.lost().is_some() => Ok(()),
+            Err(error) => Err(format!("cutting {file}: {error}")),
+        }
+    }
+
+    fn append(&mut self, owner: usize, dir: usize, name: String, file: &StorePath) -> Check<()> {
+        let broker = &mut self.brokers[owner];
+        let writer = match (broker.writers.get(file).cloned(), self.dirs[dir].now.get(&name)) {
+            (Some(writer), _) => Ok(writer),
+            (None, Some(bytes)) => broker.shared.resume(file, bytes.len() as u64),
+            (None, None) => {
+                broker.finish_block();
+                let created = broker.shared.create(file);
+                let outcome = created.as_ref().map(|_| ()).map_err(Clone::clone);
+                self.waited(owner, dir, Op::Put(name.clone(), Vec::new()), outcome)?;
+                created
+            }
+        };
+        let broker = &mut self.brokers[owner];
+        let Ok(writer) = writer else { return Ok(()) };
+        broker.writers.insert(file.clone(), writer.clone());
+        let bytes = self.content();
+        let (front, back) = bytes.split_at(bytes.len() / 3);
+        match writer.append(&[IoSlice::new(front), IoSlice::new(back)]) {
+            Ok(end) => {
+                self.wrote(dir, Op::Append(name.clone(), bytes));
+                let expected = self.dirs[dir].now[&name].len() as u64;
+                if end == expected { Ok(()) } else { Err(format!("{file} ends at {end}, not {expected}")) }
+            }
+            Err(StoreError::Fenced) if self.brokers[owner].shared.lost().is_none() => {
+                Err(format!("the only writer of {file} is fenced"))
+            }
+            Err(_) => Ok(()),
+        }
+    }
+
+    fn sync(&mut self, owner: usize, dir: usize, name: &str, file: &StorePath) -> Check<()> {
+        let broker = &mut self.brokers[owner];
+        let Some(writer) = broker.writers.get(file).cloned() else { return Ok(()) };
+        broker.finish_block();
+        let outcome = if self.dice.hits(100) { writer.seal().map(|()| u64::MAX) } else { writer.sync() };
+        if outcome == Ok(u64::MAX) || self.dice.hits(100) {
+            self.brokers[owner].writers.remove(file);
+        }
+        let len = self.dirs[dir].now.get(name).map_or(0, Vec::len) as u64;
+        match outcome {
+            Ok(u64::MAX) => self.ack(owner, self.dirs[dir].last.get(name).copied().unwrap_or(0)),
+            Ok(durable) if durable == len => {
+                self.ack(owner, self.dirs[dir].last.get(name).copied().unwrap_or(0));
+            }
+            Ok(durable) => return Err(format!("{file} is durable up to {durable}, not {len}")),
+            Err(_) if self.brokers[owner].shared.lost().is_some() => {}
+            Err(error) => return Err(format!("syncing {file}: {error}")),
+        }
+        Ok(())
+    }
+
+    /// All brokers die, and a new one finds everything; then nothing is left that nobody needs.
+    fn end(&mut self) -> Check<()> {
+        for broker in &mut self.brokers {
+            broker.line.calls_left.store(0, Ordering::Relaxed);
+        }
+        self.bury()?;
+        let last = self.start_broker();
+        self.brokers[last].line.per_mille = 0;
+        let all: Vec<usize> = (0..self.dirs.len()).collect();
+        if !self.adopt(last, &all) {
+            return Err("nobody can take over".to_owned());
+        }
+        self.take_possession(last, &all)
+    }
+}
+
+fn run(seed: u64, twin: Twin) -> Check<Report> {
+    let steps = 250;
+    let world = || World::new(seed, twin).run(steps);
+    match std::panic::catch_unwind(std::panic::AssertUnwindSafe(world)) {
+        Ok(outcome) => outcome,
+        Err(panic) => {
+            let text = panic.downcast_ref::<String>().map(String::as_str);
+            Err(text.or(panic.downcast_ref::<&str>().copied()).unwrap_or("a panic").to_owned())
+        }
+    }
+}
+
+/// Seeds from `SEALANE_SIM_SEED` on (0), for `SEALANE_SIM_SECONDS` (4) of time.
+#[test]
+fn what_was_acknowledged_survives_every_crash_and_every_move() {
+    let number = |name: &str, default: u64| {
+        std::env::var(name).ok().and_then(|text| text.parse().ok()).unwrap_or(default)
+    };
+    let first = number("SEALANE_SIM_SEED", 0);
+    let seconds = number("SEALANE_SIM_SECONDS", 4);
+    let began = Instant::now();
+    let mut total = Report::default();
+    let mut seed = first;
+    while began.elapsed().as_secs() < seconds {
+        match run(seed, Twin::None) {
+            Ok(report) => total.add(&report),
+            Err(error) => panic!("seed {seed}: {error}"),
+        }
+        seed += 1;
+    }
+    let count = seed - first;
+    println!("{count} seeds from {first}, {:.0}/s: {total:?}", count as f64 / began.elapsed().as_secs_f64());
+    assert!(
+        count >= 20 && total.crashes > 0 && total.zombies > 0 && total.refusals > 0 && total.releases > 0
+    );
+    assert!(total.adoptions > 0 && total.objects > 0 && total.deleted > 0 && total.lost_ops > 0);
+}
+
+impl Report {
+    fn add(&mut self, other: &Report) {
+        self.crashes += other.crashes;
+        self.zombies += other.zombies;
+        self.refusals += other.refusals;
+        self.adoptions += other.adoptions;
+        self.releases += other.releases;
+        self.objects += other.objects;
+        self.deleted += other.deleted;
+        self.lost_ops += other.lost_ops;
+    }
+}
+
+fn is_seen(twin: Twin) {
+    let failed = (0..400).find_map(|seed| Some((seed, run(seed, twin).err()?)));
+    let (seed, error) = failed.unwrap_or_else(|| panic!("{twin:?} went unseen"));
+    println!("{twin:?} is seen at seed {seed}: {error}");
+}
+
+#[test]
+fn it_would_be_seen_if_the_store_refused_nobody() {
+    is_seen(Twin::FenceOff);
+}
+
+#[test]
+fn it_would_be_seen_if_a_tail_were_dropped_before_its_object_is_there() {
+    is_seen(Twin::ChunkBeforeObject);
+}
+
+#[test]
+fn it_would_be_seen_if_the_log_were_cut_too_early() {
+    is_seen(Twin::LogCutTooEarly);
+}
+
+#[test]
+fn it_would_be_seen_if_objects_were_deleted_before_the_owner_is_on_record() {
+    is_seen(Twin::ConfirmedTooEarly);
+}

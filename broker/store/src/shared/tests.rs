@@ -1,0 +1,274 @@
+//! The shared log with its threads, over remote stores in memory.
+
+use std::io::IoSlice;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use super::*;
+use crate::remote::{Flaky, Memory, RemoteFaults};
+use crate::{Reader, SegmentStore, StorePath, Writer};
+
+fn path(text: &str) -> StorePath {
+    StorePath::parse(text).unwrap()
+}
+
+fn life(epoch: u64) -> Life {
+    Life { broker: 1, epoch }
+}
+
+/// Everything happens soon.
+pub(crate) fn small() -> Options {
+    Options {
+        block_bytes: 32 << 10,
+        pending_bytes_max: 256 << 10,
+        log_bytes_target: 64 << 10,
+        log_bytes_max: 256 << 10,
+        object_bytes: 16 << 10,
+        ended_bytes_min: 1 << 10,
+        merge_below_bytes: 4 << 10,
+        inline_bytes_max: 1 << 10,
+        put_inline_bytes_max: 8 << 10,
+        writers: 2,
+        retry_after_max: Duration::from_millis(20),
+        give_up_after: Duration::from_secs(60),
+        wait_max: Duration::from_secs(60),
+        ..Options::default()
+    }
+}
+
+fn append(writer: &Arc<dyn Writer>, bytes: &[u8]) -> u64 {
+    writer.append(&[IoSlice::new(bytes)]).unwrap()
+}
+
+fn read(reader: &Arc<dyn Reader>) -> Vec<u8> {
+    reader.read_at(0, usize::MAX).unwrap().to_vec()
+}
+
+/// Waits for what the threads do.
+fn until(what: &str, is_so: impl Fn() -> bool) {
+    let began = Instant::now();
+    while !is_so() {
+        assert!(began.elapsed() < Duration::from_secs(60), "waited for {what}");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
+fn content(len: usize, salt: usize) -> Vec<u8> {
+    (0..len).map(|i| ((i * 7 + salt) % 251) as u8).collect()
+}
+
+#[test]
+fn one_flush_makes_two_thousand_files_durable() {
+    let store = Shared::open(Arc::new(Memory::new()), life(1), Options::default()).unwrap();
+    let writers: Vec<Arc<dyn Writer>> =
+        (0..2_000).map(|n| store.create(&path(&format!("t/p-{n}/0.log"))).unwrap()).collect();
+    writers.iter().for_each(|writer| drop(append(writer, b"a batch of records")));
+    let before = store.stats().flushes;
+    assert!(writers.iter().all(|writer| writer.sync_begin()));
+    writers.iter().for_each(|writer| assert_eq!(writer.sync(), Ok(18)));
+    assert_eq!(store.stats().flushes, before + 1);
+}
+
+#[test]
+fn data_leaves_the_log_and_memory_and_is_read_from_objects() {
+    let remote = Memory::new();
+    let store = Shared::open(Arc::new(remote.clone()), life(1), small()).unwrap();
+    let files: Vec<(Arc<dyn Writer>, StorePath)> = (0..3)
+        .map(|n| path(&format!("t/p-{n}/0.log")))
+        .map(|file| (store.create(&file).unwrap(), file))
+        .collect();
+    let total = 2_000_000;
+    let expected: Vec<Vec<u8>> = (0..3).map(|n| content(total, n)).collect();
+    for at in (0..total).step_by(5_000) {
+        for ((writer, _), expected) in files.iter().zip(&expected) {
+            append(writer, &expected[at..at + 5_000]);
+        }
+        if at % 50_000 == 0 {
+            files.iter().for_each(|(writer, _)| drop(writer.sync().unwrap()));
+        }
+    }
+    for ((writer, file), expected) in files.iter().zip(&expected) {
+        writer.seal().unwrap();
+        assert!(read(&writer.reader()) == *expected);
+        let part = store.open(file).unwrap().read_at(999_990, 500_000).unwrap();
+        assert!(part == expected[999_990..1_499_990]);
+    }
+    until("the log to become short", || store.stats().log_bytes < 200 << 10);
+    let stats = store.stats();
+    assert!(stats.objects_written >= 100, "{stats:?}");
+    assert!(stats.memory_bytes <= stats.log_bytes, "{stats:?}");
+    drop(files);
+    until("the tails to be gone", || store.stats().memory_bytes < 32 << 10);
+    store.delete(&path("t")).unwrap();
+    until("the objects to be gone", || store.stats().garbage == 0);
+    until("the objects to be deleted", || remote.list(&path("data/t")).unwrap().is_empty());
+}
+
+#[test]
+fn an_heir_finds_everything_that_was_synced() {
+    let remote = Memory::new();
+    let store = Shared::open(Arc::new(remote.clone()), life(1), small()).unwrap();
+    let mut inherited = Vec::new();
+    let mut expected = Vec::new();
+    for n in 0..20 {
+        let dir = path(&format!("t/p-{n}"));
+        let writer = store.create(&dir.join("0.log").unwrap()).unwrap();
+        let bytes = content(n * 3_000, n);
+        bytes.chunks(700).for_each(|part| drop(append(&writer, part)));
+        writer.sync().unwrap();
+        store.put(&dir.join("0.state").unwrap(), &bytes[..n * 10]).unwrap();
+        inherited.push(Inheritance { dir, lives: vec![life(1)], manifest: None });
+        expected.push(bytes);
+    }
+    // Two heirs share them; the dead one does not know.
+    let heirs: Vec<Arc<Shared>> =
+        (2..4).map(|epoch| Shared::open(Arc::new(remote.clone()), life(epoch), small()).unwrap()).collect();
+    for (n, one) in inherited.iter().enumerate() {
+        let heir = &heirs[n % 2];
+        assert_eq!(heir.adopt(std::slice::from_ref(one)), Ok(vec![Inherited::Life(life(1))]));
+        heir.confirm(std::slice::from_ref(&one.dir));
+        assert!(heir.adopt(std::slice::from_ref(one)).is_err(), "it is here already");
+        let log = one.dir.join("0.log").unwrap();
+        assert!(read(&heir.open(&log).unwrap()) == expected[n], "{n}");
+        let writer = heir.resume(&log, expected[n].len() as u64).unwrap();
+        append(&writer, b"and more");
+        assert_eq!(writer.sync(), Ok(expected[n].len() as u64 + 8));
+        assert_eq!(read(&heir.open(&one.dir.join("0.state").unwrap()).unwrap()), expected[n][..n * 10]);
+    }
+    let is_told = Arc::new(AtomicBool::new(false));
+    let tell = is_told.clone();
+    store.on_lost(move |lost| tell.store(*lost == Lost::Fenced, Ordering::SeqCst));
+    assert!(store.put(&path("t/p-0/0.state"), b"zombie").is_err());
+    assert_eq!(store.lost(), Some(Lost::Fenced));
+    until("the zombie to be told", || is_told.load(Ordering::SeqCst));
+    assert_eq!(store.create(&path("t/p-0/1.log")).err(), Some(StoreError::Fenced));
+    heirs[0].forget(life(1)).unwrap();
+    assert!(!remote.lives().unwrap().contains(&life(1)));
+}
+
+#[test]
+fn a_directory_is_handed_over_and_comes_back() {
+    let remote = Memory::new();
+    let open = |epoch| Shared::open(Arc::new(remote.clone()), life(epoch), small()).unwrap();
+    let (one, other) = (open(1), open(2));
+    let dir = path("t/p-0");
+    let log = dir.join("0.log").unwrap();
+    let mut expected = content(50_000, 1);
+    let writer = one.create(&log).unwrap();
+    append(&writer, &expected);
+    let (mut from, mut to) = (&one, &other);
+    for round in 0..4 {
+        let writer = from.resume(&log, expected.len() as u64).unwrap();
+        append(&writer, b"not synced");
+        expected.extend_from_slice(b"not synced");
+        let manifest = Some(from.release(&dir).unwrap());
+        assert_eq!(writer.sync(), Err(StoreError::Fenced));
+        assert_eq!(from.open(&log).err(), Some(StoreError::NotFound));
+        assert_eq!(from.put(&dir.join("x").unwrap(), b""), Err(StoreError::Fenced));
+        let all = [Inheritance { dir: dir.clone(), lives: Vec::new(), manifest }];
+        assert_eq!(to.adopt(&all), Ok(vec![Inherited::Manifest]), "round {round}");
+        to.confirm(std::slice::from_ref(&dir));
+        from.disown(&dir).unwrap();
+        assert!(read(&to.open(&log).unwrap()) == expected);
+        std::mem::swap(&mut from, &mut to);
+    }
+    let elsewhere =
+        [Inheritance { dir: path("t/p-1"), lives: vec![], manifest: Some(one.release(&dir).unwrap()) }];
+    assert!(matches!(other.adopt(&elsewhere), Err(StoreError::Corrupt(_))), "another's manifest");
+    let new = [Inheritance { dir: path("t/p-2"), lives: vec![life(77)], manifest: None }];
+    assert_eq!(other.adopt(&new), Ok(vec![Inherited::Nothing]));
+}
+
+#[test]
+fn a_store_that_takes_nothing_makes_appends_wait_and_then_the_life_is_given_up() {
+    let remote = Flaky::new(Memory::new(), 1, RemoteFaults::default());
+    let options = Options {
+        pending_bytes_max: 10_000,
+        wait_max: Duration::from_millis(30),
+        give_up_after: Duration::from_millis(300),
+        ..small()
+    };
+    let store = Shared::open(Arc::new(remote.clone()), life(1), options).unwrap();
+    let writer = store.create(&path("t/p/0.log")).unwrap();
+    remote.set_down(true);
+    append(&writer, &[1; 11_000]);
+    let refused = writer.append(&[IoSlice::new(b"no room")]).unwrap_err();
+    assert!(refused.is_retryable() && refused.to_string().contains("of 10000 bytes wait"), "{refused}");
+    assert_eq!(writer.sync(), Err(StoreError::Fenced));
+    assert!(matches!(store.lost(), Some(Lost::GaveUp(_))));
+    assert!(store.stats().flush_failures > 1);
+}
+
+#[test]
+fn a_store_that_recovers_in_time_has_lost_nothing() {
+    let remote = Flaky::new(Memory::new(), 1, RemoteFaults::default());
+    let store = Shared::open(Arc::new(remote.clone()), life(1), small()).unwrap();
+    let writer = store.create(&path("t/p/0.log")).unwrap();
+    remote.set_down(true);
+    append(&writer, b"written meanwhile");
+    std::thread::scope(|scope| {
+        let sync = scope.spawn(|| writer.sync());
+        until("a failure", || store.stats().flush_failures > 2);
+        remote.set_down(false);
+        assert_eq!(sync.join().unwrap(), Ok(17));
+    });
+    assert_eq!(store.lost(), None);
+}
+
+#[test]
+fn an_append_larger_than_a_block_is_taken() {
+    let store = Shared::open(Arc::new(Memory::new()), life(1), Options::default()).unwrap();
+    let writer = store.create(&path("t/p/0.log")).unwrap();
+    let bytes = content(10_000_000, 5);
+    let (front, back) = bytes.split_at(3_333_333);
+    assert_eq!(writer.append(&[IoSlice::new(front), IoSlice::new(back)]), Ok(10_000_000));
+    assert_eq!(writer.sync(), Ok(10_000_000));
+    assert!(read(&writer.reader()) == bytes);
+    let whole = path("t/p/1.log");
+    store.put(&whole, &bytes).unwrap();
+    assert!(read(&store.open(&whole).unwrap()) == bytes);
+    store.put(&whole, b"small").unwrap();
+    assert_eq!(read(&store.open(&whole).unwrap()), b"small");
+}
+
+#[test]
+fn small_objects_of_a_file_without_a_writer_become_one() {
+    let remote = Memory::new();
+    let options = Options { object_bytes: 2 << 10, ..small() };
+    let store = Shared::open(Arc::new(remote.clone()), life(1), options).unwrap();
+    let file = path("t/p/0.log");
+    let writer = store.create(&file).unwrap();
+    let expected = content(60_000, 3);
+    for part in expected.chunks(3_000) {
+        append(&writer, part);
+        writer.sync().unwrap();
+        let written = store.stats().objects_written;
+        until("an object", || {
+            store.stats().memory_bytes < 2 << 10 || store.stats().objects_written > written
+        });
+    }
+    let count = || remote.list(&path("data/t/p")).unwrap().len();
+    drop(writer);
+    store.put(&path("t/p/other"), b"a flush").unwrap();
+    until("fewer objects", || {
+        store.put(&path("t/p/other"), b"a flush").unwrap();
+        count() < 18
+    });
+    assert!(read(&store.open(&file).unwrap()) == expected);
+}
+
+#[test]
+fn closing_makes_everything_durable() {
+    let remote = Memory::new();
+    let store = Shared::open(Arc::new(remote.clone()), life(1), Options::default()).unwrap();
+    let dir = path("t/p");
+    let writer = store.create(&dir.join("0.log").unwrap()).unwrap();
+    append(&writer, b"not synced");
+    store.close().unwrap();
+    assert_eq!(store.lost(), Some(Lost::Closed));
+    assert_eq!(writer.append(&[IoSlice::new(b"x")]), Err(StoreError::Fenced));
+    let heir = Shared::open(Arc::new(remote), life(2), Options::default()).unwrap();
+    heir.adopt(&[Inheritance { dir: dir.clone(), lives: vec![life(1)], manifest: None }]).unwrap();
+    assert_eq!(read(&heir.open(&dir.join("0.log").unwrap()).unwrap()), b"not synced");
+}

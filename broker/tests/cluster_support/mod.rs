@@ -1,0 +1,418 @@
+//! Brokers in one process that share their stores, and a load on them that counts what is acknowledged.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::Duration;
+
+use broker::Config;
+use broker::cluster::ClusterStores;
+use broker::config::{ClusterConfig, ListenerConfig};
+use broker::service::{self, Stores};
+use broker_store::meta::{self, MetaFaults};
+use broker_store::{MetaStore, Remote, StorePath, remote};
+use chassis::ServiceHandle;
+use kafka::batch::{Batch, Codec};
+use kafka::messages::create_topics_request::CreatableTopic;
+use kafka::messages::delete_topics_request::DeleteTopicState;
+use kafka::messages::fetch_request::{FetchPartition, FetchTopic};
+use kafka::messages::offset_commit_request::{OffsetCommitRequestPartition, OffsetCommitRequestTopic};
+use kafka::messages::offset_fetch_request::OffsetFetchRequestTopic;
+use kafka::messages::produce_request::{PartitionProduceData, TopicProduceData};
+use kafka::messages::{
+    CreateTopicsRequest, DeleteTopicsRequest, FetchRequest, InitProducerIdRequest, OffsetCommitRequest,
+    OffsetFetchRequest, ProduceRequest,
+};
+use kafka::record::{BatchBuilder, Records, unpack};
+use kafka::{ErrorCode, Offset, ProducerEpoch, ProducerId, StrBytes, TimestampMs};
+use kafka_client::{Cluster, ConnectOptions, Connection, Endpoint};
+
+const PATIENCE: Duration = Duration::from_secs(120);
+const NAP: Duration = Duration::from_millis(20);
+
+type Meta = meta::Flaky<meta::Memory>;
+
+pub struct Nodes {
+    pub remote: remote::Memory,
+    meta: meta::Memory,
+    nodes: Vec<Node>,
+    names: usize,
+}
+
+struct Node {
+    handle: ServiceHandle,
+    endpoint: Endpoint,
+    id: i32,
+    meta: Meta,
+    _dir: tempfile::TempDir,
+}
+
+impl Nodes {
+    pub async fn start(count: usize) -> Nodes {
+        let mut nodes =
+            Nodes { remote: remote::Memory::new(), meta: meta::Memory::new(), nodes: Vec::new(), names: 0 };
+        for _ in 0..count {
+            nodes.add().await;
+        }
+        nodes
+    }
+
+    /// One more broker; returns when it takes part.
+    pub async fn add(&mut self) {
+        let dir = tempfile::tempdir().unwrap();
+        let meta = meta::Flaky::new(self.meta.clone(), 1, MetaFaults::default());
+        let listener = ListenerConfig { bind: "127.0.0.1:0".to_owned(), ..ListenerConfig::default() };
+        self.names += 1;
+        let cluster = ClusterConfig {
+            identity: format!("node-{}", self.names),
+            lease_ms: 2_000,
+            ..ClusterConfig::default()
+        };
+        let config = Config {
+            data_dir: dir.path().to_owned(),
+            listeners: vec![listener],
+            control_bind: "127.0.0.1:0".to_owned(),
+            http_bind: String::new(),
+            cluster: Some(cluster),
+            ..Config::default()
+        };
+        let stores = ClusterStores { meta: Arc::new(meta.clone()), remote: Arc::new(self.remote.clone()) };
+        let handle = ServiceHandle::standalone("broker");
+        let running = service::start_on(Stores::Cluster(stores), config, handle.clone()).await.unwrap();
+        let endpoint = Endpoint::new("127.0.0.1", running.addresses[0].port());
+        let id = running.broker.identity.broker_id.0;
+        self.nodes.push(Node { handle, endpoint, id, meta, _dir: dir });
+    }
+
+    pub async fn stop(mut self) {
+        while !self.nodes.is_empty() {
+            self.stop_one(0).await;
+        }
+    }
+
+    pub async fn stop_one(&mut self, at: usize) {
+        let node = self.nodes.remove(at);
+        node.handle.drain(Duration::from_secs(30)).await.unwrap();
+    }
+
+    /// The lease is gone, and its holder learns it at once.
+    pub async fn lose_lease(&self, at: usize) {
+        self.nodes[at].meta.lose_leases();
+    }
+
+    /// The lease is gone from the store, and its holder does not know.
+    pub async fn forget_lease(&self, at: usize) {
+        let key = format!("brokers/{}", self.nodes[at].id);
+        if let Some((_, version)) = self.meta.get(&key).await.unwrap() {
+            self.meta.delete_if(&key, version).await.unwrap();
+        }
+    }
+
+    pub async fn until_alive(&self, at: usize) {
+        let key = format!("brokers/{}", self.nodes[at].id);
+        eventually("it is registered again", async || self.meta.get(&key).await.unwrap().is_some()).await;
+    }
+
+    /// Until nothing of the topic is this node's any more.
+    pub async fn until_moved(&self, topic: &str, at: usize) {
+        let (id, other) = (self.nodes[at].id, (at + 1) % self.nodes.len());
+        eventually("others own its partitions", async || {
+            let leaders = self.leaders(other, topic).await;
+            !leaders.is_empty() && !leaders.contains(&id)
+        })
+        .await;
+    }
+
+    pub async fn connect(&self, at: usize) -> Connection {
+        Connection::connect(&self.nodes[at].endpoint, &ConnectOptions::default()).await.unwrap()
+    }
+
+    pub fn client(&self) -> Cluster {
+        let bootstrap = self.nodes.iter().map(|node| node.endpoint.clone()).collect();
+        Cluster::new(bootstrap, ConnectOptions::default())
+    }
+
+    pub async fn create_topic(&self, name: &str, partitions: i32) {
+        let topic = CreatableTopic::default().with_name(text(name).into()).with_num_partitions(partitions);
+        let topic = topic.with_replication_factor(1);
+        let request = CreateTopicsRequest::default().with_topics(vec![topic]).with_timeout_ms(10_000);
+        let answer = self.connect(0).await.call(&request).await.unwrap();
+        assert_eq!(answer.topics[0].error_code, 0, "{answer:?}");
+    }
+
+    pub async fn delete_topic(&self, name: &str) {
+        let topic = DeleteTopicState::default().with_name(Some(text(name).into()));
+        let request = DeleteTopicsRequest::default()
+            .with_topics(vec![topic])
+            .with_topic_names(vec![text(name).into()])
+            .with_timeout_ms(10_000);
+        let answer = self.connect(0).await.call(&request).await.unwrap();
+        assert_eq!(answer.responses[0].error_code, 0, "{answer:?}");
+    }
+
+    /// The leaders of a topic as one node tells them, by partition; none if it does not know the topic.
+    pub async fn leaders(&self, at: usize, topic: &str) -> Vec<i32> {
+        let client = Cluster::new(vec![self.nodes[at].endpoint.clone()], ConnectOptions::default());
+        match client.topic(topic, false).await {
+            Ok(topic) => {
+                let mut partitions = topic.partitions;
+                partitions.sort_by_key(|partition| partition.index);
+                partitions.iter().map(|partition| partition.leader.0).collect()
+            }
+            Err(_) => Vec::new(),
+        }
+    }
+
+    pub fn objects(&self, dir: &str) -> usize {
+        self.remote.list(&StorePath::parse(dir).unwrap()).unwrap().len()
+    }
+
+    pub async fn keys(&self, prefix: &str) -> usize {
+        self.meta.list(prefix).await.unwrap().len()
+    }
+
+    pub async fn commit(&self, group: &str, topic: &str, offset: i64) {
+        let client = self.client();
+        eventually("the offset is committed", async || {
+            let Ok(coordinator) = client.coordinator(group).await else { return false };
+            let partition = OffsetCommitRequestPartition::default().with_committed_offset(offset);
+            let topic = OffsetCommitRequestTopic::default()
+                .with_name(text(topic).into())
+                .with_partitions(vec![partition]);
+            let request =
+                OffsetCommitRequest::default().with_group_id(text(group).into()).with_topics(vec![topic]);
+            let Ok(answer) = coordinator.call_at(7, &request).await else { return false };
+            answer.topics[0].partitions[0].error_code == 0
+        })
+        .await;
+    }
+
+    pub async fn committed(&self, group: &str, topic: &str) -> i64 {
+        let client = self.client();
+        let mut found = -1;
+        eventually("the offset is read", async || {
+            let Ok(coordinator) = client.coordinator(group).await else { return false };
+            let topic = OffsetFetchRequestTopic::default()
+                .with_name(text(topic).into())
+                .with_partition_indexes(vec![0]);
+            let request = OffsetFetchRequest::default()
+                .with_group_id(text(group).into())
+                .with_topics(Some(vec![topic]));
+            let Ok(answer) = coordinator.call_at(5, &request).await else { return false };
+            if answer.error_code != 0 {
+                return false;
+            }
+            found = answer.topics[0].partitions[0].committed_offset;
+            true
+        })
+        .await;
+        found
+    }
+
+    /// Reads everything and compares it with what was acknowledged.
+    pub async fn check(&self, topic: &str, sent: &Sent) -> Result<(), String> {
+        for (partition, acknowledged) in &sent.by_partition {
+            let values = self.read_all(topic, *partition).await;
+            let mut seen = BTreeSet::new();
+            for value in &values {
+                if !seen.insert(value.clone()) {
+                    return Err(format!("{topic}-{partition}: {value} is there twice"));
+                }
+            }
+            for (value, offset) in acknowledged {
+                match values.get(usize::try_from(*offset).unwrap()) {
+                    Some(there) if there == value => {}
+                    other => {
+                        return Err(format!(
+                            "{topic}-{partition}: {value} was acknowledged at {offset}, there is {other:?}"
+                        ));
+                    }
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// The values of a partition by offset.
+    async fn read_all(&self, topic: &str, partition: i32) -> Vec<String> {
+        let client = self.client();
+        let mut values: Vec<String> = Vec::new();
+        let end = tokio::time::Instant::now() + PATIENCE;
+        loop {
+            assert!(tokio::time::Instant::now() < end, "{topic}-{partition} cannot be read");
+            let Ok((leader, _)) = client.leader(topic, partition).await else {
+                client.forget(topic);
+                tokio::time::sleep(NAP).await;
+                continue;
+            };
+            let asked = FetchPartition::default()
+                .with_partition(partition)
+                .with_fetch_offset(values.len() as i64)
+                .with_partition_max_bytes(4 << 20);
+            let topics = FetchTopic::default().with_topic(text(topic).into()).with_partitions(vec![asked]);
+            let request = FetchRequest::default().with_max_bytes(8 << 20).with_topics(vec![topics]);
+            let answer = match leader.call_at(11, &request).await {
+                Ok(mut answer) => answer.responses.remove(0).partitions.remove(0),
+                Err(_) => {
+                    client.forget(topic);
+                    tokio::time::sleep(NAP).await;
+                    continue;
+                }
+            };
+            if answer.error_code != 0 {
+                assert!(is_retriable(answer.error_code), "{topic}-{partition}: error {}", answer.error_code);
+                client.forget(topic);
+                tokio::time::sleep(NAP).await;
+                continue;
+            }
+            for batch in Batch::split_all(answer.records.unwrap_or_default(), true).unwrap() {
+                let section = unpack(&batch).unwrap();
+                for record in Records::new(&section, batch.header.record_count) {
+                    let record = record.unwrap();
+                    let offset = batch.header.base_offset.0 + i64::from(record.offset_delta);
+                    if offset < values.len() as i64 {
+                        continue;
+                    }
+                    assert_eq!(offset, values.len() as i64, "offsets are dense");
+                    values.push(String::from_utf8(record.value.unwrap().to_vec()).unwrap());
+                }
+            }
+            if values.len() as i64 >= answer.high_watermark {
+                return values;
+            }
+        }
+    }
+}
+
+/// What was acknowledged: value and offset, by partition.
+#[derive(Default)]
+pub struct Sent {
+    pub by_partition: BTreeMap<i32, Vec<(String, i64)>>,
+    /// Batches that were sent more than once.
+    pub again: u64,
+}
+
+impl Sent {
+    pub fn acknowledged(&self) -> usize {
+        self.by_partition.values().map(Vec::len).sum()
+    }
+}
+
+/// One idempotent producer for each partition, one batch in flight each.
+pub struct Load {
+    stop: Arc<AtomicBool>,
+    acknowledged: Arc<AtomicU64>,
+    writers: Vec<tokio::task::JoinHandle<(i32, Vec<(String, i64)>, u64)>>,
+}
+
+impl Load {
+    pub async fn start(nodes: &Nodes, topic: &str, partitions: i32) -> Load {
+        let (stop, acknowledged) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicU64::new(0)));
+        let mut writers = Vec::new();
+        for partition in 0..partitions {
+            let request = InitProducerIdRequest::default().with_transaction_timeout_ms(1000);
+            let id = nodes.connect(0).await.call(&request).await.unwrap().producer_id;
+            let writer = Writer {
+                client: nodes.client(),
+                topic: topic.to_owned(),
+                partition,
+                producer: ProducerId(id.0),
+                stop: stop.clone(),
+                acknowledged: acknowledged.clone(),
+            };
+            writers.push(tokio::spawn(writer.run()));
+        }
+        Load { stop, acknowledged, writers }
+    }
+
+    /// Waits for that many more acknowledgements.
+    pub async fn until_more(&self, count: u64) {
+        let aim = self.acknowledged.load(Ordering::Relaxed) + count;
+        eventually("more is acknowledged", async || self.acknowledged.load(Ordering::Relaxed) >= aim).await;
+    }
+
+    pub async fn stop(self) -> Sent {
+        self.stop.store(true, Ordering::Relaxed);
+        let mut sent = Sent::default();
+        for writer in self.writers {
+            let (partition, acknowledged, again) = writer.await.unwrap();
+            sent.by_partition.insert(partition, acknowledged);
+            sent.again += again;
+        }
+        sent
+    }
+}
+
+struct Writer {
+    client: Cluster,
+    topic: String,
+    partition: i32,
+    producer: ProducerId,
+    stop: Arc<AtomicBool>,
+    acknowledged: Arc<AtomicU64>,
+}
+
+impl Writer {
+    async fn run(self) -> (i32, Vec<(String, i64)>, u64) {
+        let (mut acknowledged, mut again) = (Vec::new(), 0);
+        for sequence in 0.. {
+            if self.stop.load(Ordering::Relaxed) {
+                break;
+            }
+            let value = format!("{}-{}-{sequence}", self.topic, self.partition);
+            let mut builder = BatchBuilder::new(Offset(0), TimestampMs(1_000), Codec::None);
+            builder.producer(self.producer, ProducerEpoch(0), sequence);
+            builder.push(0, 0, None, Some(value.as_bytes()), &[]);
+            let batch = builder.build().bytes;
+            let end = tokio::time::Instant::now() + PATIENCE;
+            loop {
+                assert!(tokio::time::Instant::now() < end, "{value} is not acknowledged");
+                match self.send(batch.clone()).await {
+                    Some(offset) => {
+                        acknowledged.push((value, offset));
+                        self.acknowledged.fetch_add(1, Ordering::Relaxed);
+                        break;
+                    }
+                    None => again += 1,
+                }
+                self.client.forget(&self.topic);
+                tokio::time::sleep(NAP).await;
+            }
+        }
+        (self.partition, acknowledged, again)
+    }
+
+    /// The offset, or `None` where a client tries again.
+    async fn send(&self, batch: bytes::Bytes) -> Option<i64> {
+        let (leader, _) = self.client.leader(&self.topic, self.partition).await.ok()?;
+        let data = PartitionProduceData::default().with_index(self.partition).with_records(Some(batch));
+        let topic =
+            TopicProduceData::default().with_name(text(&self.topic).into()).with_partition_data(vec![data]);
+        let request =
+            ProduceRequest::default().with_acks(-1).with_timeout_ms(10_000).with_topic_data(vec![topic]);
+        let answer = leader.call_at(9, &request).await.ok()?;
+        let answer = &answer.responses[0].partition_responses[0];
+        if answer.error_code == 0 {
+            return Some(answer.base_offset);
+        }
+        assert!(is_retriable(answer.error_code), "error {} is not one to retry", answer.error_code);
+        None
+    }
+}
+
+fn is_retriable(code: i16) -> bool {
+    kafka_client::is_retriable(ErrorCode::from_code(code)) || code == ErrorCode::KafkaStorageError.code()
+}
+
+/// Waits until a condition holds.
+pub async fn eventually(what: &str, holds: impl AsyncFn() -> bool) {
+    let end = tokio::time::Instant::now() + PATIENCE;
+    while !holds().await {
+        assert!(tokio::time::Instant::now() < end, "not in time: {what}");
+        tokio::time::sleep(NAP).await;
+    }
+}
+
+fn text(text: &str) -> StrBytes {
+    StrBytes::from_string(text.to_owned())
+}

@@ -1,0 +1,159 @@
+//! A front before an HTTP server that refuses, breaks, loses answers and hangs, by seed.
+//!
+//! One request for each connection, read whole and forwarded as it is. Owns its threads: dropping it lets no
+//! new request in.
+
+use std::io::{Read, Write};
+use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+
+use crate::dice::Dice;
+
+/// Requests in a thousand that fare badly. The default is none.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct FrontFaults {
+    /// Refused with 503 and "slow down".
+    pub slow_down: u64,
+    /// Answered with 500, and not forwarded.
+    pub broken: u64,
+    /// Answered with 403.
+    pub denied: u64,
+    /// Forwarded; then the connection is closed in place of an answer.
+    pub lost: u64,
+    /// Not answered for `hang`, then forwarded.
+    pub hang_first: u64,
+    pub hang: Duration,
+}
+
+pub struct Front {
+    pub address: SocketAddr,
+    shared: Arc<Shared>,
+}
+
+struct Shared {
+    target: SocketAddr,
+    faults: Mutex<FrontFaults>,
+    dice: Mutex<Dice>,
+    stop: AtomicBool,
+    harmed: AtomicU64,
+}
+
+impl Front {
+    pub fn start(target: SocketAddr, seed: u64, faults: FrontFaults) -> Result<Front> {
+        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?;
+        let address = listener.local_addr()?;
+        let shared = Arc::new(Shared {
+            target,
+            faults: Mutex::new(faults),
+            dice: Mutex::new(Dice::new(seed)),
+            stop: AtomicBool::new(false),
+            harmed: AtomicU64::new(0),
+        });
+        let front = Front { address, shared: shared.clone() };
+        std::thread::spawn(move || {
+            for stream in listener.incoming().flatten() {
+                if shared.stop.load(Ordering::SeqCst) {
+                    return;
+                }
+                let shared = shared.clone();
+                // A client that goes away in the middle is no fault of the front.
+                std::thread::spawn(move || shared.serve(stream));
+            }
+        });
+        Ok(front)
+    }
+
+    pub fn endpoint(&self) -> String {
+        format!("http://{}", self.address)
+    }
+
+    pub fn set_faults(&self, faults: FrontFaults) {
+        *self.shared.faults.lock().expect("no front thread panics") = faults;
+    }
+
+    /// Requests that fared badly so far.
+    pub fn harmed(&self) -> u64 {
+        self.shared.harmed.load(Ordering::SeqCst)
+    }
+}
+
+impl Drop for Front {
+    fn drop(&mut self) {
+        self.shared.stop.store(true, Ordering::SeqCst);
+        // Wakes the listener, so that it sees the end.
+        let _ = TcpStream::connect(self.address);
+    }
+}
+
+impl Shared {
+    fn serve(&self, mut near: TcpStream) -> Result<()> {
+        let request = read_request(&mut near)?;
+        let faults = *self.faults.lock().expect("no front thread panics");
+        let hits = |per_mille: u64| {
+            let hit = self.dice.lock().expect("no front thread panics").below(1_000) < per_mille;
+            self.harmed.fetch_add(u64::from(hit), Ordering::SeqCst);
+            hit
+        };
+        for (per_mille, status, code) in [
+            (faults.slow_down, "503 Slow Down", "SlowDown"),
+            (faults.broken, "500 Internal Server Error", "InternalError"),
+            (faults.denied, "403 Forbidden", "AccessDenied"),
+        ] {
+            if hits(per_mille) {
+                let body = format!("<Error><Code>{code}</Code><Message>injected</Message></Error>");
+                let length = body.len();
+                write!(
+                    near,
+                    "HTTP/1.1 {status}\r\nContent-Length: {length}\r\nConnection: close\r\n\r\n{body}"
+                )?;
+                return Ok(());
+            }
+        }
+        if hits(faults.hang_first) {
+            std::thread::sleep(faults.hang);
+        }
+        let mut far = TcpStream::connect(self.target)?;
+        far.write_all(&request)?;
+        let mut answer = Vec::new();
+        far.read_to_end(&mut answer)?;
+        if !hits(faults.lost) {
+            near.write_all(&answer)?;
+        }
+        Ok(())
+    }
+}
+
+/// A request whole, told to be the last of its connection.
+fn read_request(stream: &mut TcpStream) -> Result<Vec<u8>> {
+    let mut bytes = Vec::new();
+    let mut buffer = vec![0; 64 << 10];
+    let head = loop {
+        if let Some(end) = bytes.windows(4).position(|window| window == b"\r\n\r\n") {
+            break end + 4;
+        }
+        let read = stream.read(&mut buffer)?;
+        anyhow::ensure!(read > 0, "the client went away");
+        bytes.extend_from_slice(&buffer[..read]);
+    };
+    let mut body = bytes.split_off(head);
+    let text = String::from_utf8(bytes).context("a head is text")?;
+    let field = |name: &str| {
+        let lines = text.lines().filter_map(|line| line.split_once(':'));
+        lines.into_iter().find(|(key, _)| key.eq_ignore_ascii_case(name)).map(|(_, value)| value.trim())
+    };
+    let length: usize = field("content-length").unwrap_or("0").parse()?;
+    while body.len() < length {
+        let read = stream.read(&mut buffer)?;
+        anyhow::ensure!(read > 0, "the client went away");
+        body.extend_from_slice(&buffer[..read]);
+    }
+    let kept = text.lines().filter(|line| !line.to_ascii_lowercase().starts_with("connection:"));
+    let kept = kept.filter(|line| !line.is_empty()).collect::<Vec<_>>().join("\r\n");
+    let mut request = format!("{kept}\r\nConnection: close\r\n\r\n").into_bytes();
+    request.extend_from_slice(&body);
+    Ok(request)
+}
