@@ -189,7 +189,7 @@ impl Nodes {
 
     pub async fn committed(&self, group: &str, topic: &str) -> i64 {
         let client = self.client();
-        let mut found = -1;
+        let found = std::cell::Cell::new(-1);
         eventually("the offset is read", async || {
             let Ok(coordinator) = client.coordinator(group).await else { return false };
             let topic = OffsetFetchRequestTopic::default()
@@ -202,11 +202,11 @@ impl Nodes {
             if answer.error_code != 0 {
                 return false;
             }
-            found = answer.topics[0].partitions[0].committed_offset;
+            found.set(answer.topics[0].partitions[0].committed_offset);
             true
         })
         .await;
-        found
+        found.get()
     }
 
     /// Reads everything and compares it with what was acknowledged.
@@ -401,7 +401,7 @@ impl Writer {
 }
 
 fn is_retriable(code: i16) -> bool {
-    kafka_client::is_retriable(ErrorCode::from_code(code)) || code == ErrorCode::KafkaStorageError.code()
+    ErrorCode::from_code(code).is_some_and(kafka_client::is_retriable) || code == ErrorCode::KafkaStorageError.code()
 }
 
 /// Waits until a condition holds.

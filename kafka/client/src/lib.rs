@@ -11,4 +11,4 @@ mod error;
 pub use cluster::{Cluster, PartitionMetadata, TopicMetadata};
 pub use connection::{Answer, ConnectOptions, Connection, Security};
 pub use endpoint::{Endpoint, EndpointError};
-pub use error::ClientError;
+pub use error::{ClientError, is_retriable};
