@@ -786,7 +786,7 @@ async fn the_doctor_knows_who_bypasses_a_group_and_which_groups_are_alike() {
     server.baseline("nobody").await.read_from(0).await;
     let found = server.doctor().await;
     let bypassing = v1::BypassingGroup { group: "flink".to_owned(), topic: TOPIC.to_owned(), partitions: 1 };
-    assert_eq!(found.bypassing, [bypassing.clone()]);
+    assert_eq!(found.bypassing, std::slice::from_ref(&bypassing));
     let reader = v1::GrouplessReader { client_id: "nobody".to_owned(), topic: TOPIC.to_owned() };
     assert_eq!(found.groupless, [reader]);
     let alike = &found.alike[0];

@@ -93,7 +93,7 @@ fn append(partition: &Partition, lanes: &[usize]) -> i64 {
     }
     let batch = builder.build();
     let by = partition.with_fold(|fold| fold.lanes.extractors());
-    let judged = classify::judge(&batch, by, None).unwrap();
+    let judged = classify::judge(&batch, by).unwrap();
     let request =
         Append { batch: &batch, lanes: judged.summary, judged_by: judged.by, now: NOW, urgent: false };
     partition.append(request).unwrap().base_offset.0
