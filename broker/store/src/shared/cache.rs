@@ -4,6 +4,7 @@
 //! where it stopped gets more with each request, up to a limit; so reading ahead needs no thread.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
+use std::time::Duration;
 
 use bytes::Bytes;
 use parking_lot::{Condvar, Mutex};
@@ -14,6 +15,7 @@ use crate::{Remote, StoreError, StorePath};
 
 /// What is asked for at least, and kept as one.
 const BLOCK_BYTES: usize = 256 << 10;
+const ATTEMPTS: u32 = 5;
 
 #[derive(Debug)]
 pub(super) struct Cache {
@@ -21,6 +23,8 @@ pub(super) struct Cache {
     arrived: Condvar,
     bytes_max: usize,
     ahead_max: usize,
+    /// Between the first two attempts.
+    pause: Duration,
 }
 
 type Key = (ObjectId, u64);
@@ -57,6 +61,7 @@ impl Cache {
             arrived: Condvar::new(),
             bytes_max: options.cache_bytes,
             ahead_max: options.read_ahead_bytes_max,
+            pause: options.retry_after_max / 50,
         }
     }
 
@@ -101,7 +106,7 @@ impl Cache {
         let end = (wanted.pos + wanted.len as u64 + wanted.ahead as u64).next_multiple_of(BLOCK_BYTES as u64);
         let most = (self.ahead_max.max(BLOCK_BYTES) as u64).next_multiple_of(BLOCK_BYTES as u64);
         let len = (end.min(wanted.object_len) - from).min(most) as usize;
-        let bytes = remote.get(wanted.path, from, len)?;
+        let bytes = self.get(remote, wanted.path, from, len)?;
         if bytes.len() != len {
             let found = bytes.len();
             let what = format!("{}: {found} of {len} bytes from {from} on", wanted.path);
@@ -112,6 +117,21 @@ impl Cache {
         }
         // Copies, so that each can go on its own.
         Ok(bytes.chunks(BLOCK_BYTES).map(Bytes::copy_from_slice).collect())
+    }
+
+    /// A request that failed is made again a few times: whoever reads has nothing else to try.
+    fn get(&self, remote: &dyn Remote, path: &StorePath, pos: u64, len: usize) -> Result<Bytes, StoreError> {
+        let mut pause = self.pause;
+        for _ in 1..ATTEMPTS {
+            match remote.get(path, pos, len) {
+                Err(error) if error.is_retryable() => {
+                    std::thread::sleep(pause);
+                    pause *= 2;
+                }
+                outcome => return outcome,
+            }
+        }
+        remote.get(path, pos, len)
     }
 
     pub fn count(&self, stats: &mut Stats) {

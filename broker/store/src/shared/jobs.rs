@@ -228,7 +228,9 @@ impl Core {
         let from = run[0].from;
         let mut sources = Vec::new();
         let mut len = 0;
-        for chunk in run.iter().take_while(|chunk| chunk.end() - from <= 2 * self.options.object_bytes) {
+        for chunk in
+            run.iter().take_while(|chunk| chunk.end() - from <= MERGE_MAX * self.options.object_bytes)
+        {
             let path = tree::object_path(&found.dir_path, &found.name, chunk.object).ok()?;
             sources.push((path, chunk.len));
             len += chunk.len;
@@ -269,12 +271,16 @@ impl Core {
         if batch.is_empty() { None } else { Some(Job::Delete(batch)) }
     }
 
-    /// Whether an object of a life that has ended is still named by a directory.
-    fn is_named(&self, dir: &StorePath, object: ObjectId) -> bool {
-        let names = self.tree.dir_at(dir).map(|(_, directory)| directory.names.values());
-        let files = names.into_iter().flatten().map(|file| &self.tree.files[file]);
+    /// Whether nobody names an object of a life that has ended. What a directory that is this broker's
+    /// does not name, no later owner of it will name; of one that is elsewhere nothing is known.
+    fn is_orphan(&self, dir: &StorePath, object: ObjectId) -> bool {
+        if self.unconfirmed.contains_key(dir) {
+            return false;
+        }
+        let Some((_, directory)) = self.tree.dir_at(dir) else { return false };
+        let files = directory.names.values().map(|file| &self.tree.files[file]);
         let ghosts = self.ghosts.values().filter(|file| file.dir_path == *dir);
-        files.chain(ghosts).any(|file| file.chunks.iter().any(|chunk| chunk.object == object))
+        !files.chain(ghosts).any(|file| file.chunks.iter().any(|chunk| chunk.object == object))
     }
 }
 
@@ -333,7 +339,7 @@ impl Inner {
         for entry in self.remote.list(&objects)?.into_iter().filter(|entry| !entry.is_dir) {
             let Some(object) = tree::object_of(&entry.name) else { continue };
             let is_orphan =
-                collect.lives.contains(&object.life) && !self.core.lock().is_named(&collect.dir, object);
+                collect.lives.contains(&object.life) && self.core.lock().is_orphan(&collect.dir, object);
             if let (true, Ok(path)) = (is_orphan, objects.join(&entry.name)) {
                 self.remote.delete(&path)?;
                 self.core.lock().stats.objects_deleted += 1;
@@ -349,7 +355,12 @@ impl Inner {
                 if core.lost().is_some() {
                     return;
                 }
-                match core.next_job() {
+                let job = core.next_job();
+                // What was said again is to be durable, or the log becomes no shorter.
+                if core.is_flush_due() {
+                    self.flush.notify_one();
+                }
+                match job {
                     Some(job) => break job,
                     None => self.work.wait(&mut core),
                 }
@@ -455,4 +466,6 @@ const ADVANCE_MAX: usize = 64;
 const DELETE_MAX: usize = 32;
 /// Fewer small objects in a row are left as they are.
 const MERGE_MIN: usize = 4;
+/// What small objects become is at most so many times as large as others.
+const MERGE_MAX: u64 = 4;
 const FRAME_BYTES: usize = 64;

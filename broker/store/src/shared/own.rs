@@ -24,10 +24,12 @@ use crate::{Life, StoreError, StorePath};
 #[derive(Clone, Debug)]
 pub struct Inheritance {
     pub dir: StorePath,
-    /// The lives that had it, as is on record, the oldest first. All of them are ended. What the latest
-    /// one says that has it counts.
+    /// The lives that are on record as its owners, the oldest first. All of them are ended, and what the
+    /// latest one says that has it counts. A life that took it over and did not get that on record must
+    /// not be among them: its log may still tell of an older time.
     pub lives: Vec<Life>,
-    /// What a living owner said when it let go; counts if no life has it.
+    /// What a living owner said when it let go. It counts alone: whoever took the directory over from it
+    /// since, and is not on record, has acknowledged nothing.
     pub manifest: Option<Bytes>,
 }
 
@@ -122,9 +124,9 @@ impl Inner {
         let mut estates = Vec::new();
         for one in all {
             let of_life = |life: &Life| Some((*life, found.remove(&(*life, one.dir.clone()))?));
-            let (source, files) = match (one.lives.iter().rev().find_map(of_life), &one.manifest) {
-                (Some((life, files)), _) => (Inherited::Life(life), files),
-                (None, Some(manifest)) => (Inherited::Manifest, read_manifest(&one.dir, manifest)?),
+            let (source, files) = match (&one.manifest, one.lives.iter().rev().find_map(of_life)) {
+                (Some(manifest), _) => (Inherited::Manifest, read_manifest(&one.dir, manifest)?),
+                (None, Some((life, files))) => (Inherited::Life(life), files),
                 (None, None) => (Inherited::Nothing, Vec::new()),
             };
             estates.push(Estate { dir: one.dir.clone(), found: source, lives: one.lives.clone(), files });

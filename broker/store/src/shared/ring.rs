@@ -133,7 +133,7 @@ impl Ring {
         lowest: Option<u64>,
         frame: impl FnOnce(&mut Payload),
     ) -> (u64, usize) {
-        if self.open_bytes().len() + bytes > block_bytes {
+        if self.is_last_open() && self.open_bytes().len() + bytes > block_bytes {
             self.close(lowest);
         }
         if !self.is_last_open() {
@@ -232,11 +232,11 @@ impl Ring {
     fn close(&mut self, lowest: Option<u64>) {
         let seq = self.next();
         let Some(held) = self.blocks.back_mut() else { return };
-        if let Content::Open(payload) = std::mem::replace(&mut held.payload, Content::Dropped) {
-            self.capacity = payload.len().next_power_of_two().clamp(CAPACITY_MIN, CAPACITY_MAX);
-            held.payload = Content::Closed(payload.finish());
-            held.lowest = lowest.unwrap_or(seq).min(seq);
-        }
+        let Content::Open(payload) = &mut held.payload else { return };
+        let payload = std::mem::replace(payload, Payload::with_capacity(0));
+        self.capacity = payload.len().next_power_of_two().clamp(CAPACITY_MIN, CAPACITY_MAX);
+        held.payload = Content::Closed(payload.finish());
+        held.lowest = lowest.unwrap_or(seq).min(seq);
     }
 
     /// Lets go of the bytes of a block that is durable and holds no piece.
@@ -323,5 +323,9 @@ mod tests {
         ring.flushed();
         assert_eq!(ring.take(Some(2)), None);
         assert_eq!(ring.next(), 3);
+        let large = append(&mut ring, 1_500, Some(2));
+        ring.take(Some(3)).unwrap();
+        assert_eq!(append(&mut ring, 1_500, Some(3)).seq, 4);
+        assert_eq!(ring.bytes(&large), vec![7; 1_500], "a large frame finds no block to close");
     }
 }

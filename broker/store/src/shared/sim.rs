@@ -40,6 +40,13 @@ struct Line {
     dice: Arc<Dice>,
     per_mille: u32,
     calls_left: Arc<AtomicU64>,
+    name: Life,
+}
+
+fn trace(text: impl FnOnce() -> String) {
+    if std::env::var("SIM_TRACE").is_ok() {
+        println!("{}", text());
+    }
 }
 
 impl Line {
@@ -66,6 +73,7 @@ impl Line {
 
 impl Remote for Line {
     fn put(&self, name: &StorePath, bytes: Bytes) -> Result<(), StoreError> {
+        trace(|| format!("{} put {name}", self.name));
         self.call(|| self.remote.put(name, bytes))
     }
     fn get(&self, name: &StorePath, pos: u64, len: usize) -> Result<Bytes, StoreError> {
@@ -76,6 +84,7 @@ impl Remote for Line {
         self.call(|| self.remote.list(dir))
     }
     fn delete(&self, name: &StorePath) -> Result<(), StoreError> {
+        trace(|| format!("{} delete {name}", self.name));
         self.call(|| self.remote.delete(name))
     }
     fn begin(&self, life: Life) -> Result<Arc<dyn LifeLog>, StoreError> {
@@ -219,6 +228,7 @@ fn options() -> Options {
         inline_bytes_max: 150,
         put_inline_bytes_max: 250,
         read_ahead_bytes_max: 1 << 10,
+        retry_after_max: std::time::Duration::ZERO,
         ..Options::default()
     }
 }
@@ -285,13 +295,14 @@ impl World {
     }
 
     fn start_broker(&mut self) -> usize {
+        let life = Life { broker: self.pick(3) as i32, epoch: self.brokers.len() as u64 + 1 };
         let line = Line {
+            name: life,
             remote: self.remote.clone(),
             dice: self.dice.clone(),
             per_mille: 60,
             calls_left: Arc::new(AtomicU64::new(u64::MAX)),
         };
-        let life = Life { broker: self.pick(3) as i32, epoch: self.brokers.len() as u64 + 1 };
         let inner = Inner::open(Arc::new(line.clone()), life, options(), true).unwrap();
         inner.core.lock().twin = self.twin;
         let shared = Shared { inner };
@@ -392,6 +403,7 @@ impl World {
         };
         let all: Vec<Inheritance> = dirs.iter().map(inherit).collect();
         self.brokers[heir].finish_block();
+        trace(|| format!("{} adopts {all:?}", self.brokers[heir].life));
         match self.brokers[heir].shared.adopt(&all) {
             Ok(_) => {
                 self.report.adoptions += dirs.len() as u64;
@@ -420,6 +432,7 @@ impl World {
             dir.manifest = None;
         }
         let paths: Vec<StorePath> = dirs.iter().map(|dir| self.dirs[*dir].path.clone()).collect();
+        trace(|| format!("{} confirms {paths:?}", self.brokers[heir].life));
         self.brokers[heir].shared.confirm(&paths);
         Ok(())
     }
@@ -549,7 +562,7 @@ impl World {
         }
         let outcome = match self.dice.up_to(2) {
             0 => broker.shared.put(&file, b"a zombie's"),
-            1 => broker.shared.delete(&file),
+            1 if broker.shared.open(&file).is_ok() => broker.shared.delete(&file),
             _ => broker.shared.resume(&file, 0).and_then(|writer| {
                 writer.append(&[IoSlice::new(b"a zombie's")])?;
                 writer.sync().map(|_| ())
@@ -573,6 +586,7 @@ impl World {
         self.brokers[owner].finish_job(false);
         self.forget_writers(owner, index);
         let Ok(manifest) = self.brokers[owner].shared.release(&path) else { return Ok(()) };
+        trace(|| format!("{} released {path}", self.brokers[owner].life));
         self.report.releases += 1;
         let dir = &mut self.dirs[index];
         let upto = dir.ops.last().map_or(0, |(op, _)| *op);
@@ -921,4 +935,11 @@ fn it_would_be_seen_if_the_log_were_cut_too_early() {
 #[test]
 fn it_would_be_seen_if_objects_were_deleted_before_the_owner_is_on_record() {
     is_seen(Twin::ConfirmedTooEarly);
+}
+
+#[test]
+#[ignore]
+fn debug_one() {
+    let seed = std::env::var("SEALANE_SIM_SEED").unwrap().parse().unwrap();
+    println!("{:?}", run(seed, Twin::None));
 }

@@ -63,7 +63,7 @@ fn one_flush_makes_two_thousand_files_durable() {
     let store = Shared::open(Arc::new(Memory::new()), life(1), Options::default()).unwrap();
     let writers: Vec<Arc<dyn Writer>> =
         (0..2_000).map(|n| store.create(&path(&format!("t/p-{n}/0.log"))).unwrap()).collect();
-    writers.iter().for_each(|writer| drop(append(writer, b"a batch of records")));
+    writers.iter().for_each(|writer| assert_eq!(append(writer, b"a batch of records"), 18));
     let before = store.stats().flushes;
     assert!(writers.iter().all(|writer| writer.sync_begin()));
     writers.iter().for_each(|writer| assert_eq!(writer.sync(), Ok(18)));
@@ -85,7 +85,7 @@ fn data_leaves_the_log_and_memory_and_is_read_from_objects() {
             append(writer, &expected[at..at + 5_000]);
         }
         if at % 50_000 == 0 {
-            files.iter().for_each(|(writer, _)| drop(writer.sync().unwrap()));
+            files.iter().for_each(|(writer, _)| assert!(writer.sync().is_ok()));
         }
     }
     for ((writer, file), expected) in files.iter().zip(&expected) {
@@ -115,7 +115,7 @@ fn an_heir_finds_everything_that_was_synced() {
         let dir = path(&format!("t/p-{n}"));
         let writer = store.create(&dir.join("0.log").unwrap()).unwrap();
         let bytes = content(n * 3_000, n);
-        bytes.chunks(700).for_each(|part| drop(append(&writer, part)));
+        bytes.chunks(700).for_each(|part| assert!(append(&writer, part) > 0));
         writer.sync().unwrap();
         store.put(&dir.join("0.state").unwrap(), &bytes[..n * 10]).unwrap();
         inherited.push(Inheritance { dir, lives: vec![life(1)], manifest: None });
