@@ -279,8 +279,10 @@ impl Core {
         }
         let Some((_, directory)) = self.tree.dir_at(dir) else { return false };
         let files = directory.names.values().map(|file| &self.tree.files[file]);
-        let ghosts = self.ghosts.values().filter(|file| file.dir_path == *dir);
-        !files.chain(ghosts).any(|file| file.chunks.iter().any(|chunk| chunk.object == object))
+        let is_named = files.flat_map(|file| &file.chunks).any(|chunk| chunk.object == object);
+        // Or it was, and the frame that says otherwise is not durable, or somebody still reads it.
+        let waiting = self.garbage.iter().chain(self.ghost_garbage.values().flatten());
+        !is_named && !waiting.into_iter().any(|garbage| garbage.object == object)
     }
 }
 
