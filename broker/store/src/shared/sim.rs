@@ -682,6 +682,7 @@ impl World {
 
     /// Everything of a broker up to this op is durable.
     fn ack(&mut self, broker: usize, upto: u64) {
+        trace(|| format!("{} acks {upto}", self.brokers[broker].life));
         for dir in self.dirs.iter_mut().filter(|dir| dir.owner == Some(broker)) {
             let count = dir.ops.partition_point(|(op, _)| *op <= upto);
             for (_, op) in dir.ops.drain(..count) {
@@ -692,6 +693,14 @@ impl World {
 
     fn wrote(&mut self, dir: usize, op: Op) -> u64 {
         self.ops += 1;
+        trace(|| {
+            format!(
+                "{:?} op {} on {}: {op:?}",
+                self.dirs[dir].owner.map(|o| self.brokers[o].life.to_string()),
+                self.ops,
+                self.dirs[dir].path
+            )
+        });
         let dir = &mut self.dirs[dir];
         apply(&mut dir.now, &op);
         match &op {
@@ -784,7 +793,10 @@ impl World {
         match self.brokers[owner].shared.resume(file, len) {
             Ok(writer) => {
                 self.brokers[owner].writers.insert(file.clone(), writer);
-                self.wrote(dir, Op::Cut(name, len as usize));
+                // What changes nothing is not in the log.
+                if len < bytes.len() as u64 {
+                    self.wrote(dir, Op::Cut(name, len as usize));
+                }
                 Ok(())
             }
             Err(_) if self.brokers[owner].shared.lost().is_some() => Ok(()),
@@ -812,7 +824,9 @@ impl World {
         let (front, back) = bytes.split_at(bytes.len() / 3);
         match writer.append(&[IoSlice::new(front), IoSlice::new(back)]) {
             Ok(end) => {
-                self.wrote(dir, Op::Append(name.clone(), bytes));
+                if !bytes.is_empty() {
+                    self.wrote(dir, Op::Append(name.clone(), bytes));
+                }
                 let expected = self.dirs[dir].now[&name].len() as u64;
                 if end == expected { Ok(()) } else { Err(format!("{file} ends at {end}, not {expected}")) }
             }
