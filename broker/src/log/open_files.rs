@@ -34,7 +34,7 @@ impl OpenFiles {
         slot: &Arc<Slot>,
         open: impl FnOnce() -> Result<Arc<dyn Reader>, StoreError>,
     ) -> Result<Arc<dyn Reader>, StoreError> {
-        slot.last_use.store(self.uses.fetch_add(1, Ordering::Relaxed), Ordering::Relaxed);
+        self.note_use(slot);
         if let Some(reader) = &*slot.reader.lock() {
             return Ok(reader.clone());
         }
@@ -44,6 +44,7 @@ impl OpenFiles {
 
     /// Puts a reader into an empty slot, and empties others if there are too many.
     pub fn keep(&self, slot: &Arc<Slot>, reader: Arc<dyn Reader>) -> Arc<dyn Reader> {
+        self.note_use(slot);
         {
             let mut held = slot.reader.lock();
             if let Some(there) = &*held {
@@ -57,6 +58,11 @@ impl OpenFiles {
             self.empty_some(&mut filled);
         }
         reader
+    }
+
+    /// No two uses have the same number.
+    fn note_use(&self, slot: &Slot) {
+        slot.last_use.store(self.uses.fetch_add(1, Ordering::Relaxed), Ordering::Relaxed);
     }
 
     /// Leaves three quarters of the limit, so that it is not looked through for every file.
@@ -105,6 +111,18 @@ mod tests {
         assert!(is_open(&0) && is_open(&99) && !is_open(&50));
         read(50);
         assert!(is_open(&50));
+    }
+
+    #[test]
+    fn files_that_were_open_when_their_segment_was_sealed_count_too() {
+        let store = Memory::new();
+        let path = StorePath::parse("f").unwrap();
+        store.put(&path, b"x").unwrap();
+        let files = OpenFiles::new(8);
+        let slots: Vec<Arc<Slot>> = (0..100).map(|_| Arc::default()).collect();
+        slots.iter().for_each(|slot| drop(files.keep(slot, store.open(&path).unwrap())));
+        assert!(slots.iter().filter(|slot| slot.reader.lock().is_some()).count() <= 8);
+        assert!(slots[99].reader.lock().is_some());
     }
 
     #[test]
