@@ -12,6 +12,7 @@ use bytes::Bytes;
 
 use super::Options;
 use super::frame::{self, Payload};
+use super::jobs::{Collect, Orphans};
 use super::ring::Ring;
 use super::tree::{self, Chunk, DirNo, Effects, File, FileNo, ObjectId, Piece, Tree};
 use crate::remote::Block;
@@ -88,6 +89,8 @@ pub(super) struct Live {
 pub(super) struct DirLive {
     /// It is being handed over: nothing may be written any more.
     pub is_releasing: bool,
+    /// Others had it before, and may have left objects.
+    pub is_adopted: bool,
     /// Bytes of its latest frame.
     pub said_bytes: u64,
 }
@@ -138,7 +141,7 @@ pub(super) struct Core {
     /// What waits for the last reader of a ghost.
     pub ghost_garbage: HashMap<FileNo, Vec<Garbage>>,
     pub is_merging: bool,
-    pub orphans: VecDeque<super::jobs::Collect>,
+    pub orphans: VecDeque<Collect>,
     pub stats: Stats,
     /// Callers that wait for room.
     pub waiting: usize,
@@ -361,7 +364,11 @@ impl Core {
         if gone.is_empty() {
             return Ok(None);
         }
+        let adopted = gone.iter().filter(|(dir, file)| file.is_none() && self.dirs[dir].is_adopted);
+        let adopted: Vec<StorePath> = adopted.map(|(dir, _)| self.tree.dirs[dir].path.clone()).collect();
         let seq = self.log(gone.len() * FRAME_BYTES, |payload| payload.remove(&gone));
+        let of = Orphans::Deleted(seq);
+        self.orphans.extend(adopted.into_iter().map(|dir| Collect { dir, of: of.clone() }));
         gone.iter().filter(|(_, file)| file.is_none()).for_each(|(dir, _)| self.forget_dir(*dir));
         Ok(Some(seq))
     }

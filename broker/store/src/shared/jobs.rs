@@ -39,18 +39,26 @@ enum Source {
     Objects(Vec<(StorePath, u64)>),
 }
 
-/// Objects of lives that have ended and that a directory does not name are nobody's.
+/// Looks for objects of a directory that are nobody's.
 #[derive(Clone, Debug)]
 pub(super) struct Collect {
     pub dir: StorePath,
-    pub lives: Vec<Life>,
+    pub of: Orphans,
+}
+
+#[derive(Clone, Debug)]
+pub(super) enum Orphans {
+    /// Those of lives that have ended, if the directory does not name them.
+    Ended(Vec<Life>),
+    /// Those of former owners of a directory that is deleted, as this block says.
+    Deleted(u64),
 }
 
 impl Core {
     /// True if a call of [`Core::next_job`] is likely to find one.
     pub fn has_work(&self) -> bool {
         !self.ready.is_empty()
-            || !self.orphans.is_empty()
+            || self.orphans.front().is_some_and(|collect| self.is_time_for(collect))
             || self.garbage.front().is_some_and(|garbage| garbage.after < self.ring.durable())
             || self.is_over(self.tree.lowest().unwrap_or(u64::MAX))
     }
@@ -65,7 +73,17 @@ impl Core {
                 return Some(Job::Write(job));
             }
         }
-        self.delete_job().or_else(|| self.orphans.pop_front().map(Job::Collect))
+        self.delete_job().or_else(|| {
+            let is_time = self.orphans.front().is_some_and(|collect| self.is_time_for(collect));
+            if is_time { self.orphans.pop_front().map(Job::Collect) } else { None }
+        })
+    }
+
+    fn is_time_for(&self, collect: &Collect) -> bool {
+        match collect.of {
+            Orphans::Ended(_) => true,
+            Orphans::Deleted(after) => after < self.ring.durable(),
+        }
     }
 
     /// Takes up what a job has come to. Objects are left alone once the life is lost: whether their
@@ -271,13 +289,21 @@ impl Core {
         if batch.is_empty() { None } else { Some(Job::Delete(batch)) }
     }
 
-    /// Whether nobody names an object of a life that has ended. What a directory that is this broker's
-    /// does not name, no later owner of it will name; of one that is elsewhere nothing is known.
-    fn is_orphan(&self, dir: &StorePath, object: ObjectId) -> bool {
-        if self.unconfirmed.contains_key(dir) {
+    /// Whether an object is nobody's. What a directory that is this broker's does not name, no later owner
+    /// will name; of one that is elsewhere nothing is known.
+    fn is_orphan(&self, collect: &Collect, object: ObjectId) -> bool {
+        let here = self.tree.dir_at(&collect.dir);
+        let lives = match &collect.of {
+            // There are no later owners.
+            Orphans::Deleted(_) => return here.is_none() && object.life != self.life,
+            Orphans::Ended(lives) => lives,
+        };
+        let Some((_, directory)) = here.filter(|_| !self.unconfirmed.contains_key(&collect.dir)) else {
+            return false;
+        };
+        if !lives.contains(&object.life) {
             return false;
         }
-        let Some((_, directory)) = self.tree.dir_at(dir) else { return false };
         let files = directory.names.values().map(|file| &self.tree.files[file]);
         let is_named = files.flat_map(|file| &file.chunks).any(|chunk| chunk.object == object);
         // Or it was, and the frame that says otherwise is not durable, or somebody still reads it.
@@ -340,8 +366,7 @@ impl Inner {
         let objects = objects.map_err(|error| StoreError::Io(error.to_string()))?;
         for entry in self.remote.list(&objects)?.into_iter().filter(|entry| !entry.is_dir) {
             let Some(object) = tree::object_of(&entry.name) else { continue };
-            let is_orphan =
-                collect.lives.contains(&object.life) && self.core.lock().is_orphan(&collect.dir, object);
+            let is_orphan = self.core.lock().is_orphan(collect, object);
             if let (true, Ok(path)) = (is_orphan, objects.join(&entry.name)) {
                 self.remote.delete(&path)?;
                 self.core.lock().stats.objects_deleted += 1;

@@ -13,7 +13,7 @@ use parking_lot::Mutex;
 
 use super::core::{Core, Garbage, Unconfirmed};
 use super::frame::{self, FileFrame, FileState, Frame, Tail};
-use super::jobs::{Collect, Job};
+use super::jobs::{Collect, Job, Orphans};
 use super::log::PAUSE_AFTER_FAILURE;
 use super::tree::{self, Chunk, DirNo, FileNo, ObjectId, Piece, Tree};
 use super::{Inner, Shared};
@@ -38,14 +38,16 @@ pub struct Inheritance {
 pub enum Inherited {
     Life(Life),
     Manifest,
-    /// Nowhere: nothing was ever made durable in it.
+    /// There were neither lives nor a manifest: it is new.
     Nothing,
 }
 
 impl Shared {
     /// Takes directories over and makes that durable. Each has to be confirmed or disowned afterwards;
-    /// it may be read and written at once. After an error none of them is here, and the call may be
-    /// made again. [`StoreError::Corrupt`] if a log is damaged.
+    /// it may be read and written at once. The call may be made again, after an error or before it is
+    /// confirmed: then what the sources say by that time counts, and what was written here since does
+    /// not. [`StoreError::Corrupt`] if a log is damaged, or if no life that is on record has anything of
+    /// a directory: an owner made it durable before it got on record, so that is a loss.
     pub fn adopt(&self, all: &[Inheritance]) -> Result<Vec<Inherited>, StoreError> {
         self.inner.adopt(all)
     }
@@ -127,7 +129,8 @@ impl Inner {
             let (source, files) = match (&one.manifest, one.lives.iter().rev().find_map(of_life)) {
                 (Some(manifest), _) => (Inherited::Manifest, read_manifest(&one.dir, manifest)?),
                 (None, Some((life, files))) => (Inherited::Life(life), files),
-                (None, None) => (Inherited::Nothing, Vec::new()),
+                (None, None) if one.lives.is_empty() => (Inherited::Nothing, Vec::new()),
+                (None, None) => return Err(nothing_of(one)),
             };
             estates.push(Estate { dir: one.dir.clone(), found: source, lives: one.lives.clone(), files });
         }
@@ -244,7 +247,7 @@ impl Inner {
 impl Core {
     fn check_absent(&self, path: &StorePath) -> Result<(), StoreError> {
         match self.tree.dir_at(path) {
-            Some((_, directory)) if !directory.is_released => {
+            Some((_, directory)) if !directory.is_released && !self.unconfirmed.contains_key(path) => {
                 Err(StoreError::Io(format!("{path} is written here already; it cannot be taken over")))
             }
             _ => Ok(()),
@@ -258,6 +261,9 @@ impl Core {
         let block_bytes = std::mem::replace(&mut self.options.block_bytes, ADOPTED_BLOCK_BYTES);
         let mut last = None;
         for estate in estates {
+            if self.unconfirmed.contains_key(&estate.dir) {
+                self.disown(&estate.dir)?;
+            }
             let released = self.tree.dir_at(&estate.dir).map(|(dir, _)| dir);
             let dir = DirNo(self.number());
             let numbered = |file: &FileState| FileState {
@@ -268,6 +274,7 @@ impl Core {
             };
             let files: Vec<FileState> = estate.files.iter().map(numbered).collect();
             last = Some(self.say_dir(dir, &estate.dir, false, &files));
+            self.dirs.entry(dir).or_default().is_adopted = true;
             released.into_iter().for_each(|dir| self.forget_dir(dir));
             files.iter().for_each(|file| self.consider(file.file));
             let ended = estate.lives.clone();
@@ -294,7 +301,8 @@ impl Core {
         if let Some(confirmed) = self.unconfirmed.remove(path) {
             self.garbage.extend(confirmed.garbage);
             if !confirmed.ended.is_empty() {
-                self.orphans.push_back(Collect { dir: path.clone(), lives: confirmed.ended });
+                let of = Orphans::Ended(confirmed.ended);
+                self.orphans.push_back(Collect { dir: path.clone(), of });
             }
         }
     }
@@ -398,6 +406,15 @@ impl Fold {
             ))),
         }
     }
+}
+
+fn nothing_of(one: &Inheritance) -> StoreError {
+    let lives: Vec<String> = one.lives.iter().map(Life::to_string).collect();
+    let lives = lives.join(", ");
+    StoreError::Corrupt(format!(
+        "the logs of {lives} have nothing of {}, which is on record as theirs",
+        one.dir
+    ))
 }
 
 fn read_manifest(dir: &StorePath, manifest: &Bytes) -> Result<Vec<FileState>, StoreError> {

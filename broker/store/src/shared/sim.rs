@@ -190,6 +190,21 @@ struct Dir {
     manifest: Option<Bytes>,
 }
 
+impl Dir {
+    fn new(path: &str) -> Dir {
+        Dir {
+            path: StorePath::parse(path).unwrap(),
+            acked: Files::new(),
+            ops: Vec::new(),
+            now: Files::new(),
+            last: BTreeMap::new(),
+            owner: None,
+            lives: Vec::new(),
+            manifest: None,
+        }
+    }
+}
+
 struct World {
     dice: Arc<Dice>,
     twin: Twin,
@@ -199,6 +214,7 @@ struct World {
     /// Readers of files that are gone, and what they must go on reading.
     kept: Vec<(usize, Arc<dyn Reader>, Vec<u8>)>,
     ops: u64,
+    topics: u64,
     report: Report,
 }
 
@@ -239,24 +255,15 @@ impl World {
     fn new(seed: u64, twin: Twin) -> World {
         let remote = Memory::new();
         remote.set_fence(twin != Twin::FenceOff);
-        let dir = |n| Dir {
-            path: StorePath::parse(&format!("topic/t-{n}")).unwrap(),
-            acked: Files::new(),
-            ops: Vec::new(),
-            now: Files::new(),
-            last: BTreeMap::new(),
-            owner: None,
-            lives: Vec::new(),
-            manifest: None,
-        };
         World {
             dice: Arc::new(Dice::new(seed)),
             twin,
             remote,
             brokers: Vec::new(),
-            dirs: (0..4).map(dir).collect(),
+            dirs: (0..4).map(|n| Dir::new(&format!("topic-0/t-{n}"))).collect(),
             kept: Vec::new(),
             ops: 0,
+            topics: 0,
             report: Report::default(),
         }
     }
@@ -409,6 +416,15 @@ impl World {
                 self.report.adoptions += dirs.len() as u64;
                 true
             }
+            // A directory may be deleted, and then it is new to whoever comes next.
+            Err(StoreError::Corrupt(error)) if error.contains("have nothing of") => {
+                let is_theirs = |dir: &&usize| error.contains(self.dirs[**dir].path.as_str());
+                let dir = *dirs.iter().find(is_theirs).unwrap();
+                let may_be_deleted = self.dirs[dir].ops.iter().any(|(_, op)| matches!(op, Op::DeleteAll));
+                assert!(may_be_deleted, "{error}");
+                self.renew(dir);
+                false
+            }
             Err(StoreError::Corrupt(error)) => panic!("{error}"),
             Err(_) => false,
         }
@@ -420,6 +436,12 @@ impl World {
         for dir in &mut self.dirs {
             dir.owner = dir.owner.filter(|owner| *owner != broker);
         }
+    }
+
+    /// The path of a directory that was deleted is not used again.
+    fn renew(&mut self, dir: usize) {
+        self.topics += 1;
+        self.dirs[dir] = Dir::new(&format!("topic-{}/t-{dir}", self.topics));
     }
 
     /// The heir is on record: what it has must be right.
@@ -751,7 +773,12 @@ impl World {
                 let path = self.dirs[index].path.clone();
                 let outcome = self.brokers[owner].shared.delete(&path);
                 self.forget_writers(owner, index);
-                self.waited(owner, index, Op::DeleteAll, outcome)
+                let is_deleted = outcome.is_ok();
+                self.waited(owner, index, Op::DeleteAll, outcome)?;
+                if is_deleted {
+                    self.renew(index);
+                }
+                Ok(())
             }
             2 => self.cut(owner, index, name, &file),
             3..=7 if is_log => self.sync(owner, index, &name, &file),
@@ -867,7 +894,8 @@ impl World {
         let last = self.start_broker();
         self.brokers[last].line.per_mille = 0;
         let all: Vec<usize> = (0..self.dirs.len()).collect();
-        if !self.adopt(last, &all) {
+        // Once more for every directory that turns out to be deleted.
+        if !(0..=all.len()).any(|_| self.adopt(last, &all)) {
             return Err("nobody can take over".to_owned());
         }
         self.take_possession(last, &all)

@@ -14,6 +14,7 @@ use super::cache::Wanted;
 use super::core::Found;
 use super::tree::FileNo;
 use super::{Inner, Shared};
+use crate::segment::SyncPoint;
 use crate::{Entry, Reader, SegmentStore, StoreError, StorePath, Writer};
 
 impl SegmentStore for Shared {
@@ -96,14 +97,24 @@ impl Writer for LogWriter {
         Ok(len)
     }
 
-    fn sync_begin(&self) -> bool {
+    fn sync_begin(&self) -> Option<SyncPoint> {
         let mut core = self.inner.core.lock();
-        if let Ok((Some(seq), _)) = core.sync_of(self.file, self.writer) {
-            core.want(seq);
-            drop(core);
-            self.inner.flush.notify_one();
+        // What is wrong with the writer is said at the end.
+        let Ok((Some(seq), _)) = core.sync_of(self.file, self.writer) else { return Some(SyncPoint(0)) };
+        core.want(seq);
+        drop(core);
+        self.inner.flush.notify_one();
+        Some(SyncPoint(seq + 1))
+    }
+
+    fn sync_end(&self, point: SyncPoint) -> Result<(), StoreError> {
+        let mut core = self.inner.core.lock();
+        core.written_by(self.file, self.writer)?;
+        if let Some(seq) = point.0.checked_sub(1) {
+            self.inner.wait_for(&mut core, seq)?;
+            core.written_by(self.file, self.writer)?;
         }
-        true
+        Ok(())
     }
 
     fn seal(&self) -> Result<(), StoreError> {

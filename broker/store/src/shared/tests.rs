@@ -65,8 +65,12 @@ fn one_flush_makes_two_thousand_files_durable() {
         (0..2_000).map(|n| store.create(&path(&format!("t/p-{n}/0.log"))).unwrap()).collect();
     writers.iter().for_each(|writer| assert_eq!(append(writer, b"a batch of records"), 18));
     let before = store.stats().flushes;
-    assert!(writers.iter().all(|writer| writer.sync_begin()));
-    writers.iter().for_each(|writer| assert_eq!(writer.sync(), Ok(18)));
+    let points: Vec<_> = writers.iter().map(|writer| writer.sync_begin().unwrap()).collect();
+    for (writer, point) in writers.iter().zip(points) {
+        // What comes later waits for another flush, and whoever waits for this one does not.
+        append(writer, b"more");
+        assert_eq!(writer.sync_end(point), Ok(()));
+    }
     assert_eq!(store.stats().flushes, before + 1);
 }
 
@@ -176,8 +180,42 @@ fn a_directory_is_handed_over_and_comes_back() {
     let elsewhere =
         [Inheritance { dir: path("t/p-1"), lives: vec![], manifest: Some(one.release(&dir).unwrap()) }];
     assert!(matches!(other.adopt(&elsewhere), Err(StoreError::Corrupt(_))), "another's manifest");
-    let new = [Inheritance { dir: path("t/p-2"), lives: vec![life(77)], manifest: None }];
+    let new = [Inheritance { dir: path("t/p-2"), lives: vec![], manifest: None }];
     assert_eq!(other.adopt(&new), Ok(vec![Inherited::Nothing]));
+    let lost = [Inheritance { dir: path("t/p-3"), lives: vec![life(77)], manifest: None }];
+    let error = other.adopt(&lost).unwrap_err().to_string();
+    assert!(error.contains("1-77 have nothing of t/p-3"), "{error}");
+}
+
+#[test]
+fn a_take_over_that_is_made_again_goes_by_what_the_sources_say() {
+    let remote = Memory::new();
+    let open = |epoch| Shared::open(Arc::new(remote.clone()), life(epoch), small()).unwrap();
+    let (one, heir) = (open(1), open(2));
+    let dir = path("t/p-0");
+    let (log, state) = (dir.join("0.log").unwrap(), dir.join("0.state").unwrap());
+    let expected = content(20_000, 1);
+    append(&one.create(&log).unwrap(), &expected);
+    one.put(&state, &expected).unwrap();
+    until("all to be in objects", || one.stats().objects_written > 0);
+    let all = [Inheritance { dir: dir.clone(), lives: vec![life(1)], manifest: None }];
+    for _ in 0..3 {
+        heir.adopt(&all).unwrap();
+        assert!(read(&heir.open(&log).unwrap()) == expected);
+        let writer = heir.resume(&log, 7).unwrap();
+        heir.put(&state, b"other").unwrap();
+        heir.adopt(&all).unwrap();
+        assert_eq!(writer.append(&[IoSlice::new(b"x")]), Err(StoreError::Fenced));
+        assert!(read(&heir.open(&state).unwrap()) == expected);
+        heir.delete(&log).unwrap();
+        heir.disown(&dir).unwrap();
+        assert_eq!(heir.list(&dir), Ok(Vec::new()));
+    }
+    heir.adopt(&all).unwrap();
+    heir.confirm(std::slice::from_ref(&dir));
+    assert!(read(&heir.open(&log).unwrap()) == expected);
+    heir.delete(&dir).unwrap();
+    until("the objects to be deleted", || remote.list(&path("data/t/p-0")).unwrap().is_empty());
 }
 
 #[test]
