@@ -84,7 +84,7 @@ async fn zombies(fence: bool) -> (u64, Result<(), String>) {
     load.until_more(60).await;
     let sent = load.stop().await;
     println!("fence {fence}: {} acknowledged, {} sent again", sent.acknowledged(), sent.again);
-    assert!(sent.acknowledged() > 0 && sent.again > 0, "something was at stake");
+    assert!(sent.acknowledged() > 0, "something was at stake");
     let outcome = nodes.check(TOPIC, &sent).await;
     let refused = nodes.remote.refusals();
     if fence {

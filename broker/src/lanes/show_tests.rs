@@ -1,6 +1,6 @@
-//! Any log of mixed batches and cuts, read by any view in any steps, also after a restart: the reader is
-//! shown exactly the records that a plain reading of the log says are its own, in order, and reaches
-//! the high watermark.
+//! Any log of mixed batches, cuts, lists of extractors and mirror units, read by any view in any steps, also
+//! after a restart: the reader is shown exactly the records that a plain reading of the log says are its
+//! own, in order, and reaches the high watermark.
 
 use std::collections::BTreeSet;
 use std::sync::{Arc, LazyLock};
@@ -10,23 +10,36 @@ use broker_store::{Memory, SegmentStore};
 use kafka::batch::Codec;
 use kafka::control::{Marker, parse_marker};
 use kafka::record::{BatchBuilder, Records, unpack};
-use kafka::{GroupId, LeaderEpoch, PartitionIndex, TimestampMs, TopicId, TopicName};
-use lane_core::{Cut as LaneCut, Extractors, Lane};
+use kafka::{GroupId, LeaderEpoch, PartitionIndex, RegionId, TimestampMs, TopicId, TopicName};
+use lane_core::{Cut as LaneCut, Lane};
 use proptest::prelude::*;
 use uuid::Uuid;
 
 use super::*;
-use crate::log::OpenFiles;
 use crate::lanes::classify;
-use crate::partition::{Append, Durability, Flusher, OpenPartition, Settings};
+use crate::log::OpenFiles;
+use crate::partition::{Append, Durability, Flusher, MirrorUnit, OpenPartition, Settings, UnitOutcome};
 
 const NOW: TimestampMs = TimestampMs(1_000_000);
 const LANES: [&str; 3] = ["", "boe-a", "ppe-x"];
+const HEADERS: [&str; 2] = ["x-lane", "x-tt-env"];
+const LISTS: [&str; 3] = ["x-lane,x-tt-env", "x-lane", "x-tt-env"];
+
+/// One batch: which of `HEADERS` its records have; and what it names for each, a place in `LANES`, or (3)
+/// what is no lane name.
+#[derive(Clone, Debug)]
+struct Named {
+    header: usize,
+    lanes: Vec<usize>,
+}
 
 #[derive(Clone, Debug)]
 enum Step {
-    /// One batch; each record is of the lane at this place of `LANES`, or (3) of no lane name.
-    Batch(Vec<usize>),
+    Batch(Named),
+    /// The same from another region, with the list that judged it there, if any.
+    Unit(Option<usize>, Named),
+    /// One of `LISTS` judges what follows.
+    List(usize),
     Activate,
     Deactivate,
 }
@@ -55,14 +68,23 @@ fn open(store: &Arc<dyn SegmentStore>, epoch: i32) -> Arc<Partition> {
 type Logged = (i64, usize, bool);
 
 fn write(partition: &Partition, steps: &[Step]) -> Vec<Logged> {
-    let list = Marker::Extractors(Extractors::standard().texts().to_vec());
-    mark(partition, &list);
+    mark(partition, &Marker::Extractors(texts(0)));
     let (mut logged, mut active) = (Vec::new(), false);
+    let (mut list, mut origin_next) = (0, 0);
     for step in steps {
         match step {
-            Step::Batch(lanes) => {
-                let base = append(partition, lanes);
-                logged.extend(lanes.iter().enumerate().map(|(i, lane)| (base + i as i64, *lane, active)));
+            Step::Batch(records) => {
+                let base = append(partition, records);
+                logged.extend(records.logged(base, Some(list), active));
+            }
+            Step::Unit(judge, records) => {
+                let base = append_unit(partition, *judge, origin_next, records);
+                origin_next += records.lanes.len() as i64;
+                logged.extend(records.logged(base, *judge, active));
+            }
+            Step::List(new) => {
+                list = *new;
+                mark(partition, &Marker::Extractors(texts(list)));
             }
             Step::Activate | Step::Deactivate => {
                 let (group, lane) = (GroupId::new("g"), Lane::parse("boe-a").unwrap());
@@ -83,15 +105,47 @@ fn mark(partition: &Partition, marker: &Marker) {
     partition.append_marker(marker, NOW, always).unwrap().unwrap();
 }
 
-fn append(partition: &Partition, lanes: &[usize]) -> i64 {
-    let codec = if lanes.len().is_multiple_of(2) { Codec::Lz4 } else { Codec::None };
-    let mut builder = BatchBuilder::new(Offset(0), NOW, codec);
-    for (i, lane) in lanes.iter().enumerate() {
-        let name = LANES.get(*lane).copied().unwrap_or("Not A Lane");
-        let header = ("x-lane", Some(name.as_bytes()));
-        builder.push(i as i32, 0, None, Some(b"some value of some length"), &[header]);
+fn texts(list: usize) -> Vec<String> {
+    LISTS[list].split(',').map(str::to_owned).collect()
+}
+
+impl Named {
+    fn batch(&self, base: i64) -> Batch {
+        let codec = if self.lanes.len().is_multiple_of(2) { Codec::Lz4 } else { Codec::None };
+        let mut builder = BatchBuilder::new(Offset(base), NOW, codec);
+        for (i, lane) in self.lanes.iter().enumerate() {
+            let name = LANES.get(*lane).copied().unwrap_or("Not A Lane");
+            let header = (HEADERS[self.header], Some(name.as_bytes()));
+            builder.push(i as i32, 0, None, Some(b"some value of some length"), &[header]);
+        }
+        builder.build()
     }
-    let batch = builder.build();
+
+    /// What a plain reading of the list says of them.
+    fn logged(&self, base: i64, list: Option<usize>, active: bool) -> Vec<Logged> {
+        let read = list.is_some_and(|list| LISTS[list].contains(HEADERS[self.header]));
+        let lanes = self.lanes.iter().enumerate();
+        lanes.map(|(i, lane)| (base + i as i64, if read { *lane } else { 0 }, active)).collect()
+    }
+}
+
+fn append_unit(partition: &Partition, list: Option<usize>, first: i64, records: &Named) -> i64 {
+    let unit = MirrorUnit {
+        origin: RegionId(Uuid::from_u128(8)),
+        incarnation: TopicId(Uuid::from_u128(9)),
+        first: Offset(first),
+        batches: vec![records.batch(first)],
+        extractors: list.map(texts),
+        last_rewritten: false,
+    };
+    match partition.append_unit(&unit, NOW).unwrap() {
+        UnitOutcome::Applied { local_next, .. } => local_next.0 - records.lanes.len() as i64,
+        other => panic!("not applied: {other:?}"),
+    }
+}
+
+fn append(partition: &Partition, records: &Named) -> i64 {
+    let batch = records.batch(0);
     let by = partition.with_fold(|fold| fold.lanes.extractors());
     let judged = classify::judge(&batch, by).unwrap();
     let request =
@@ -108,13 +162,14 @@ fn reading(view: usize) -> Reading {
         2 => Reading::View(View::Lane(group(), lane("boe-a"))),
         3 => Reading::View(View::Lane(group(), lane("ppe-x"))),
         4 => Reading::View(View::NoGroup),
+        5 => Reading::View(View::Raw),
         _ => Reading::View(View::WholeLane(lane("boe-a"))),
     }
 }
 
 fn owns(view: usize, (_, lane, active): &Logged) -> bool {
     match view {
-        0 => true,
+        0 | 5 => true,
         1 => matches!(lane, 0 | 3) || (*lane == 1 && !active),
         2 => *lane == 1 && *active,
         3 => *lane == 2,
@@ -178,10 +233,34 @@ fn read(partition: &Partition, reading: &Reading, from: i64, max_bytes: usize) -
     panic!("the reader goes round in circles at {at}")
 }
 
+/// Whether a search that looks into batches sees the same.
+fn found(partition: &Partition, reading: &Reading, from: i64) -> Vec<i64> {
+    let (mut at, mut offsets) = (from, Vec::new());
+    let mut visible = VisibleRecords::new(partition, reading.clone());
+    while let Some(slice) = partition.read(Offset(at), 1, true, ReadUpTo::HighWatermark).unwrap().slice {
+        let batch = Batch::split_first(&mut slice.bytes().unwrap(), true).unwrap();
+        at = batch.header.next_offset().0;
+        if !batch.header.is_control() {
+            let all = batch.header.base_offset.0.max(from)..at;
+            offsets.extend(all.filter(|offset| visible.holds(&batch, Offset(*offset))));
+        }
+    }
+    offsets
+}
+
+fn records() -> impl Strategy<Value = Named> {
+    let lanes = prop_oneof![
+        2 => proptest::collection::vec(0usize..4, 1..5),
+        1 => (0usize..4, 1usize..4).prop_map(|(lane, n)| vec![lane; n]),
+    ];
+    (0usize..2, lanes).prop_map(|(header, lanes)| Named { header, lanes })
+}
+
 fn step() -> impl Strategy<Value = Step> {
     prop_oneof![
-        6 => proptest::collection::vec(0usize..4, 1..5).prop_map(Step::Batch),
-        3 => (0usize..4, 1usize..4).prop_map(|(lane, n)| Step::Batch(vec![lane; n])),
+        8 => records().prop_map(Step::Batch),
+        3 => (proptest::option::of(0usize..3), records()).prop_map(|(list, records)| Step::Unit(list, records)),
+        1 => (0usize..3).prop_map(Step::List),
         1 => Just(Step::Activate),
         1 => Just(Step::Deactivate),
     ]
@@ -193,7 +272,7 @@ proptest! {
     #[test]
     fn a_reader_is_shown_exactly_its_records_whatever_it_asks_and_restarts_change_nothing(
         steps in proptest::collection::vec(step(), 1..40),
-        view in 0usize..6,
+        view in 0usize..7,
         from in 0usize..60,
         max_bytes in prop_oneof![Just(1usize), Just(300), Just(100_000)],
     ) {
@@ -206,16 +285,18 @@ proptest! {
             logged.iter().filter(|r| r.0 >= from && owns(view, r)).map(|r| r.0).collect();
         let before = read(&partition, &reading(view), from, max_bytes);
         prop_assert_eq!(&before, &(right, end));
+        prop_assert_eq!(&found(&partition, &reading(view), from), &before.0);
 
         let rounded = round_up(&partition, &reading(view), Offset(from)).unwrap().0;
         let skipped: BTreeSet<i64> = (from..rounded).collect();
         prop_assert!(before.0.iter().all(|offset| !skipped.contains(offset)));
-        if matches!(view, 2 | 3 | 5) && before.0.is_empty() {
+        if matches!(view, 2 | 3 | 6) && before.0.is_empty() {
             prop_assert_eq!(rounded, end);
         }
 
         partition.release(NOW);
         let heir = open(&store, 2);
-        prop_assert_eq!(read(&heir, &reading(view), from, max_bytes), before);
+        prop_assert_eq!(&read(&heir, &reading(view), from, max_bytes), &before);
+        prop_assert_eq!(&found(&heir, &reading(view), from), &before.0);
     }
 }

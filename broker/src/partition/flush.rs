@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
-use broker_store::StoreError;
+use broker_store::{StoreError, SyncPoint, Writer};
 use bytes::Bytes;
 use kafka::{Offset, TimestampMs};
 use parking_lot::{Condvar, Mutex};
@@ -23,6 +23,9 @@ use crate::log::{ActiveSegment, SealedSegment, SegmentFiles};
 
 /// Segments that may wait for their sync; one more roll waits for the oldest itself.
 const ROLLS_MAX: usize = 4;
+
+/// Partitions that wait for the same flush of a store that has one for all.
+const FLUSHED_TOGETHER_MAX: usize = 4096;
 
 /// Producers silent for longer are left out of a snapshot (Kafka's `producer.id.expiration.ms`).
 pub const PRODUCER_EXPIRATION_MS: i64 = 24 * 3600 * 1000;
@@ -127,9 +130,31 @@ impl Flusher {
             };
             drop(queue);
             if let Some(partition) = next.upgrade() {
-                partition.flush();
+                match partition.begin_flush() {
+                    None => partition.flush(),
+                    Some(begun) => self.flush_together(partition, begun),
+                }
             }
         }
+    }
+
+    /// One flush of the store makes many partitions durable: it is asked for all that are queued before
+    /// it is waited for.
+    fn flush_together(&self, first: Arc<Partition>, begun: BegunFlush) {
+        let mut all = vec![(first, begun)];
+        let mut others = Vec::new();
+        {
+            let mut queue = self.queue.lock();
+            let count = queue.now.len().min(FLUSHED_TOGETHER_MAX);
+            others.extend(queue.now.drain(..count).filter_map(|next| next.upgrade()));
+        }
+        for partition in others {
+            match partition.begin_flush() {
+                Some(begun) => all.push((partition, begun)),
+                None => partition.flush(),
+            }
+        }
+        all.into_iter().for_each(|(partition, begun)| partition.end_flush(begun));
     }
 
     fn tick(&self, interval: Duration) {
@@ -151,7 +176,44 @@ impl Flusher {
     }
 }
 
+/// A flush of a partition that the store has been asked for.
+struct BegunFlush {
+    writer: Arc<dyn Writer>,
+    point: SyncPoint,
+    /// Up to where the partition is durable when it is done.
+    target: Position,
+}
+
 impl Partition {
+    /// Asks the store for a flush if one serves many partitions, and if nothing else has to be done first.
+    fn begin_flush(&self) -> Option<BegunFlush> {
+        let mut state = self.state.lock();
+        if state.condition != Condition::Serving || !state.rolls.is_empty() {
+            return None;
+        }
+        let (writer, target) = (state.active.writer.clone(), state.end_position());
+        let point = writer.sync_begin()?;
+        state.queued = Queued::No;
+        Some(BegunFlush { writer, point, target })
+    }
+
+    fn end_flush(&self, begun: BegunFlush) {
+        let _one_at_a_time = self.flushing.lock();
+        let ended = begun.writer.sync_end(begun.point);
+        let mut state = self.state.lock();
+        if !Arc::ptr_eq(&state.active.writer, &begun.writer) {
+            // It has rolled meanwhile, and the roll was queued.
+            return;
+        }
+        match ended {
+            Ok(()) => self.synced_to(&mut state, begun.target),
+            Err(error) => {
+                drop(state);
+                self.flush_failed(error);
+            }
+        }
+    }
+
     /// Makes everything durable that is appended by now. Errors end in the partition's condition.
     pub fn flush(&self) {
         let _one_at_a_time = self.flushing.lock();

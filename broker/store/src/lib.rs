@@ -21,4 +21,4 @@ pub use error::StoreError;
 pub use meta::{Change, Item, Lease, MetaError, MetaStore, Version, Watch};
 pub use path::{PathError, StorePath};
 pub use remote::{Life, LifeLog, Remote};
-pub use segment::{Disk, Entry, Faults, Flaky, Memory, Reader, SegmentStore, Volatile, Writer};
+pub use segment::{Disk, Entry, Faults, Flaky, Memory, Reader, SegmentStore, SyncPoint, Volatile, Writer};

@@ -52,6 +52,10 @@ pub trait SegmentStore: Send + Sync {
     fn fence(&self, dir: &StorePath, epoch: u64) -> Result<(), StoreError>;
 }
 
+/// Where a file ended when a flush of the whole store was asked for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SyncPoint(pub(crate) u64);
+
 /// The end of one file. All methods take `&self`; appends are ordered by the caller's calls.
 pub trait Writer: Send + Sync {
     /// Appends the parts as one and returns the new end. After any error nothing was appended, and the
@@ -62,10 +66,15 @@ pub trait Writer: Send + Sync {
     /// Blocks for the disk. The first error is final: [`StoreError::SyncFailed`].
     fn sync(&self) -> Result<u64, StoreError>;
 
-    /// Starts what the next `sync` will wait for, where one flush of the store makes many files durable:
-    /// begin with all, then sync each. `false` where files are synced one by one, and nothing was done.
-    fn sync_begin(&self) -> bool {
-        false
+    /// Starts making durable what is appended by now, where one flush of the store serves many files:
+    /// begin with all of them, then end each. `None` where files are synced one by one.
+    fn sync_begin(&self) -> Option<SyncPoint> {
+        None
+    }
+
+    /// Waits until what was appended before this point is durable; errors as of `sync`.
+    fn sync_end(&self, _point: SyncPoint) -> Result<(), StoreError> {
+        self.sync().map(|_| ())
     }
 
     /// Syncs and ends the writer.

@@ -1,6 +1,6 @@
 //! Brokers in one process that share their stores, and a load on them that counts what is acknowledged.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
@@ -27,7 +27,7 @@ use kafka::record::{BatchBuilder, Records, unpack};
 use kafka::{ErrorCode, Offset, ProducerEpoch, ProducerId, StrBytes, TimestampMs};
 use kafka_client::{Cluster, ConnectOptions, Connection, Endpoint};
 
-const PATIENCE: Duration = Duration::from_secs(120);
+const PATIENCE: Duration = Duration::from_secs(60);
 const NAP: Duration = Duration::from_millis(20);
 
 type Meta = meta::Flaky<meta::Memory>;
@@ -211,12 +211,18 @@ impl Nodes {
 
     /// Reads everything and compares it with what was acknowledged.
     pub async fn check(&self, topic: &str, sent: &Sent) -> Result<(), String> {
+        if let Some(failed) = &sent.failed {
+            return Err(failed.clone());
+        }
         for (partition, acknowledged) in &sent.by_partition {
-            let values = self.read_all(topic, *partition).await;
-            let mut seen = BTreeSet::new();
-            for value in &values {
-                if !seen.insert(value.clone()) {
-                    return Err(format!("{topic}-{partition}: {value} is there twice"));
+            let (values, epochs) = self.read_all(topic, *partition).await;
+            let mut seen = BTreeMap::new();
+            for (offset, value) in values.iter().enumerate() {
+                if let Some(before) = seen.insert(value.clone(), offset) {
+                    return Err(format!(
+                        "{topic}-{partition}: {value} is there twice, at {before} (epoch {}) and {offset} (epoch {})",
+                        epochs[before], epochs[offset]
+                    ));
                 }
             }
             for (value, offset) in acknowledged {
@@ -233,10 +239,10 @@ impl Nodes {
         Ok(())
     }
 
-    /// The values of a partition by offset.
-    async fn read_all(&self, topic: &str, partition: i32) -> Vec<String> {
+    /// The values of a partition by offset, and the epochs that they were appended under.
+    async fn read_all(&self, topic: &str, partition: i32) -> (Vec<String>, Vec<i32>) {
         let client = self.client();
-        let mut values: Vec<String> = Vec::new();
+        let (mut values, mut epochs): (Vec<String>, Vec<i32>) = (Vec::new(), Vec::new());
         let end = tokio::time::Instant::now() + PATIENCE;
         loop {
             assert!(tokio::time::Instant::now() < end, "{topic}-{partition} cannot be read");
@@ -274,11 +280,12 @@ impl Nodes {
                         continue;
                     }
                     assert_eq!(offset, values.len() as i64, "offsets are dense");
+                    epochs.push(batch.header.leader_epoch.0);
                     values.push(String::from_utf8(record.value.unwrap().to_vec()).unwrap());
                 }
             }
             if values.len() as i64 >= answer.high_watermark {
-                return values;
+                return (values, epochs);
             }
         }
     }
@@ -290,6 +297,8 @@ pub struct Sent {
     pub by_partition: BTreeMap<i32, Vec<(String, i64)>>,
     /// Batches that were sent more than once.
     pub again: u64,
+    /// What a producer was told that it cannot get over.
+    pub failed: Option<String>,
 }
 
 impl Sent {
@@ -298,20 +307,32 @@ impl Sent {
     }
 }
 
+/// What one producer did.
+struct Written {
+    partition: i32,
+    acknowledged: Vec<(String, i64)>,
+    again: u64,
+    failed: Option<String>,
+}
+
 /// One idempotent producer for each partition, one batch in flight each.
 pub struct Load {
     stop: Arc<AtomicBool>,
     acknowledged: Arc<AtomicU64>,
-    writers: Vec<tokio::task::JoinHandle<(i32, Vec<(String, i64)>, u64)>>,
+    failed: Arc<AtomicBool>,
+    writers: Vec<tokio::task::JoinHandle<Written>>,
 }
 
 impl Load {
     pub async fn start(nodes: &Nodes, topic: &str, partitions: i32) -> Load {
         let (stop, acknowledged) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicU64::new(0)));
+        let failed = Arc::new(AtomicBool::new(false));
         let mut writers = Vec::new();
         for partition in 0..partitions {
-            let request = InitProducerIdRequest::default().with_transaction_timeout_ms(1000);
-            let id = nodes.connect(0).await.call(&request).await.unwrap().producer_id;
+            let request = InitProducerIdRequest::default().with_transactional_id(None);
+            let answer = nodes.connect(0).await.call(&request).await.unwrap();
+            assert_eq!(answer.error_code, 0, "{answer:?}");
+            let id = answer.producer_id;
             let writer = Writer {
                 client: nodes.client(),
                 topic: topic.to_owned(),
@@ -319,25 +340,29 @@ impl Load {
                 producer: ProducerId(id.0),
                 stop: stop.clone(),
                 acknowledged: acknowledged.clone(),
+                failed: failed.clone(),
             };
             writers.push(tokio::spawn(writer.run()));
         }
-        Load { stop, acknowledged, writers }
+        Load { stop, acknowledged, failed, writers }
     }
 
-    /// Waits for that many more acknowledgements.
+    /// Waits for that many more acknowledgements, or for a producer to give up.
     pub async fn until_more(&self, count: u64) {
         let aim = self.acknowledged.load(Ordering::Relaxed) + count;
-        eventually("more is acknowledged", async || self.acknowledged.load(Ordering::Relaxed) >= aim).await;
+        let enough =
+            || self.failed.load(Ordering::Relaxed) || self.acknowledged.load(Ordering::Relaxed) >= aim;
+        eventually("more is acknowledged", async || enough()).await;
     }
 
     pub async fn stop(self) -> Sent {
         self.stop.store(true, Ordering::Relaxed);
         let mut sent = Sent::default();
         for writer in self.writers {
-            let (partition, acknowledged, again) = writer.await.unwrap();
-            sent.by_partition.insert(partition, acknowledged);
-            sent.again += again;
+            let written = writer.await.unwrap();
+            sent.by_partition.insert(written.partition, written.acknowledged);
+            sent.again += written.again;
+            sent.failed = sent.failed.or(written.failed);
         }
         sent
     }
@@ -350,54 +375,67 @@ struct Writer {
     producer: ProducerId,
     stop: Arc<AtomicBool>,
     acknowledged: Arc<AtomicU64>,
+    failed: Arc<AtomicBool>,
 }
 
 impl Writer {
-    async fn run(self) -> (i32, Vec<(String, i64)>, u64) {
-        let (mut acknowledged, mut again) = (Vec::new(), 0);
+    async fn run(self) -> Written {
+        let mut written =
+            Written { partition: self.partition, acknowledged: Vec::new(), again: 0, failed: None };
         for sequence in 0.. {
             if self.stop.load(Ordering::Relaxed) {
                 break;
             }
             let value = format!("{}-{}-{sequence}", self.topic, self.partition);
-            let mut builder = BatchBuilder::new(Offset(0), TimestampMs(1_000), Codec::None);
+            let mut builder = BatchBuilder::new(Offset(0), now(), Codec::None);
             builder.producer(self.producer, ProducerEpoch(0), sequence);
             builder.push(0, 0, None, Some(value.as_bytes()), &[]);
             let batch = builder.build().bytes;
             let end = tokio::time::Instant::now() + PATIENCE;
             loop {
-                assert!(tokio::time::Instant::now() < end, "{value} is not acknowledged");
                 match self.send(batch.clone()).await {
-                    Some(offset) => {
-                        acknowledged.push((value, offset));
+                    Ok(Some(offset)) => {
+                        written.acknowledged.push((value, offset));
                         self.acknowledged.fetch_add(1, Ordering::Relaxed);
                         break;
                     }
-                    None => again += 1,
+                    Ok(None) if tokio::time::Instant::now() < end => written.again += 1,
+                    Ok(None) => written.failed = Some(format!("{value} is not acknowledged")),
+                    Err(code) => written.failed = Some(format!("{value} was refused for good: error {code}")),
+                }
+                if written.failed.is_some() {
+                    self.failed.store(true, Ordering::Relaxed);
+                    return written;
                 }
                 self.client.forget(&self.topic);
                 tokio::time::sleep(NAP).await;
             }
         }
-        (self.partition, acknowledged, again)
+        written
     }
 
-    /// The offset, or `None` where a client tries again.
-    async fn send(&self, batch: bytes::Bytes) -> Option<i64> {
-        let (leader, _) = self.client.leader(&self.topic, self.partition).await.ok()?;
+    /// The offset, or `None` where a client tries again; an error that it does not get over.
+    async fn send(&self, batch: bytes::Bytes) -> Result<Option<i64>, i16> {
+        let Ok((leader, _)) = self.client.leader(&self.topic, self.partition).await else { return Ok(None) };
         let data = PartitionProduceData::default().with_index(self.partition).with_records(Some(batch));
         let topic =
             TopicProduceData::default().with_name(text(&self.topic).into()).with_partition_data(vec![data]);
         let request =
             ProduceRequest::default().with_acks(-1).with_timeout_ms(10_000).with_topic_data(vec![topic]);
-        let answer = leader.call_at(9, &request).await.ok()?;
+        let Ok(answer) = leader.call_at(9, &request).await else { return Ok(None) };
         let answer = &answer.responses[0].partition_responses[0];
-        if answer.error_code == 0 {
-            return Some(answer.base_offset);
+        match answer.error_code {
+            0 => Ok(Some(answer.base_offset)),
+            code if is_retriable(code) => Ok(None),
+            code => Err(code),
         }
-        assert!(is_retriable(answer.error_code), "error {} is not one to retry", answer.error_code);
-        None
     }
+}
+
+/// Producers whose last batch is of long ago are forgotten, as in Kafka.
+fn now() -> TimestampMs {
+    let since = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap();
+    TimestampMs(since.as_millis() as i64)
 }
 
 fn is_retriable(code: i16) -> bool {

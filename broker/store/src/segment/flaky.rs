@@ -319,10 +319,6 @@ impl Writer for FlakyWriter {
         Ok(durable)
     }
 
-    fn sync_begin(&self) -> bool {
-        self.inner.sync_begin()
-    }
-
     fn seal(&self) -> Result<(), StoreError> {
         self.sync()?;
         self.inner.seal()

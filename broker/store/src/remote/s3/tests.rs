@@ -14,8 +14,10 @@ use crate::remote::{Flaky, RemoteFaults};
 const LIFE: Life = Life { broker: 3, epoch: 7 };
 
 fn config(endpoint: &str, prefix: &str) -> S3Config {
-    let credentials =
-        S3Credentials { access_key_id: "test".to_owned(), secret_access_key: "testtest".to_owned() };
+    let credentials = S3Credentials {
+        access_key_id: server::S3::ACCESS_KEY_ID.to_owned(),
+        secret_access_key: server::S3::SECRET_ACCESS_KEY.to_owned(),
+    };
     S3Config { credentials: Some(credentials), ..S3Config::new(endpoint, server::S3::BUCKET, prefix) }
 }
 
