@@ -122,7 +122,8 @@ impl Connection {
             Security::Tls { config, server_name } => {
                 let name = server_name.as_deref().unwrap_or(&endpoint.host).to_owned();
                 let name = ServerName::try_from(name).map_err(|error| connect_error(endpoint, error))?;
-                let tcp = BufReader::with_capacity(options.tls_read_bytes, tcp);
+                // It takes no capacity of 0; a read into more room than it has goes past it.
+                let tcp = BufReader::with_capacity(options.tls_read_bytes.max(1), tcp);
                 let tls = TlsConnector::from(config.current()).connect(name, tcp).await;
                 let tls = tls.map_err(|error| connect_error(endpoint, format!("TLS: {error}")))?;
                 Ok(Connection::start_on(tls, endpoint, options))
