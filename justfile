@@ -30,6 +30,10 @@ e2e-kafka:
 soak rounds="100":
     SEALANE_CRASH_ROUNDS={{rounds}} cargo test --workspace --test crash --test killed_alone -- --nocapture --test-threads 2
 
+# The S3 tests on SeaweedFS in place of gofakes3; its first build takes minutes.
+seaweed:
+    SEALANE_S3=seaweed cargo test --workspace --features cluster --lib remote::s3 -- --test-threads 1
+
 # A benchmark: broker (beside Apache Kafka), mirror, lanes or profile; --quick takes a few minutes.
 bench which="broker" *args:
     cargo build --release -p sealane -p e2e --bin sealane --bin bench

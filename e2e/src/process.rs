@@ -318,6 +318,9 @@ fn build() -> Result<PathBuf> {
     // Not $CARGO: where one cargo was started by another, it names the outer one, of another toolchain.
     let mut command = Command::new("cargo");
     command.args(["build", "--quiet", "--package", "sealane", "--bin", "sealane"]);
+    if cfg!(feature = "cluster") {
+        command.args(["--features", "cluster"]);
+    }
     if profile.ends_with("release") {
         command.arg("--release");
     }
