@@ -34,6 +34,11 @@ pub fn state_off() -> bool {
     off("state")
 }
 
+/// A broker of a cluster goes on when its lease is gone, so that the store's fence alone stops it.
+pub fn lease_check_off() -> bool {
+    off("lease-check")
+}
+
 /// A lane cut is appended whatever its coordinator knew.
 pub fn compare_and_append_off() -> bool {
     off("compare-and-append")

@@ -74,10 +74,12 @@ async fn zombies(fence: bool) -> (u64, Result<(), String>) {
     let load = Load::start(&nodes, TOPIC, 6).await;
     for round in 0..6 {
         load.until_more(60).await;
+        nodes.deafen(round % 3).await;
         nodes.forget_lease(round % 3).await;
         nodes.until_moved(TOPIC, round % 3).await;
         // The zombie serves those who have not heard.
         load.until_more(30).await;
+        nodes.hear_again(round % 3).await;
         nodes.lose_lease(round % 3).await;
         nodes.until_alive(round % 3).await;
     }

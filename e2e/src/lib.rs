@@ -5,6 +5,8 @@
 
 pub mod bench;
 pub mod clients;
+#[cfg(feature = "cluster")]
+pub mod cluster;
 pub mod compare;
 pub mod dice;
 pub mod dump;

@@ -448,6 +448,9 @@ async fn read_frames(
                     if let Some(traffic) = traffic {
                         traffic.received.fetch_add((buffer.len() - before) as u64, Ordering::Relaxed);
                     }
+                    if missing(&buffer) > PATIENT_BYTES {
+                        tokio::time::sleep(PATIENCE).await;
+                    }
                     continue;
                 }
                 // The connection's own end is reported by `accept_streams`.
@@ -464,6 +467,12 @@ async fn read_frames(
             return;
         }
     }
+}
+
+/// Bytes of the frame at the front that are still to come, as far as its length is known.
+fn missing(buffer: &BytesMut) -> usize {
+    let frame = buffer.first_chunk::<4>().map_or(0, |len| 4 + u32::from_be_bytes(*len) as usize);
+    frame.saturating_sub(buffer.len())
 }
 
 fn peer_certificate(connection: &quinn::Connection) -> Option<CertificateDer<'static>> {
@@ -558,6 +567,10 @@ const IDLE: Duration = Duration::from_secs(20);
 const STREAM_WINDOW: u64 = 2 << 20;
 const UDP_BUFFER: usize = 4 << 20;
 const CHUNKS: usize = 64;
+/// A frame that lacks more than this lacks many packets, and each of them would wake its reader: it looks
+/// again after a moment instead, far below what a stream's window holds.
+const PATIENT_BYTES: usize = 32 * 1024;
+const PATIENCE: Duration = Duration::from_millis(1);
 /// Packets that a peer may receive before it must acknowledge.
 const PACKETS_PER_ACK: u32 = 10;
 const EVENTS_MAX: usize = 256;

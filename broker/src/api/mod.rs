@@ -195,9 +195,10 @@ fn refuse(ctx: &Ctx, header: &RequestHeader) -> Option<Answer> {
 }
 
 /// What a raw listener offers: Fetch, ListOffsets, Metadata, ApiVersions, OffsetForLeaderEpoch,
-/// DescribeConfigs, DescribeCluster, DescribeTopicPartitions. What a group commits or is told is rounded to
-/// its own view, which is not the raw one.
-pub const RAW_KEYS: [i16; 8] = [1, 2, 3, 18, 23, 32, 60, 75];
+/// DescribeConfigs, DescribeCluster, DescribeTopicPartitions; and Produce, which it refuses: without it
+/// librdkafka takes the broker for one of the time before record batches. Groups are not there: what they
+/// commit or are told is rounded to their own view, which is not the raw one.
+pub const RAW_KEYS: [i16; 9] = [api::PRODUCE, api::FETCH, 2, 3, api::API_VERSIONS, 23, 32, 60, 75];
 
 /// Common names of the internal services' certificates.
 pub const MIRROR_NAME: &str = "sealane-mirror";

@@ -40,7 +40,7 @@ pub fn handle(ctx: &Ctx, header: &RequestHeader, body: Bytes) -> Answer {
     for topic in request.topics {
         let mut partitions = Vec::with_capacity(topic.partitions.len());
         for (index, records) in topic.partitions.into_iter().map(|p| (p.index, p.records)) {
-            let outcome = match refuse(request.transactional_id.is_some(), acks) {
+            let outcome = match refuse(ctx, request.transactional_id.is_some(), acks) {
                 Some((code, text)) => failed(index, code, text),
                 None => produce(ctx, header, &topic.name, index, records, acks),
             };
@@ -132,7 +132,10 @@ fn old_version(header: &RequestHeader, body: Bytes) -> Answer {
     Answer::Ready(Body::bytes(out.freeze()))
 }
 
-fn refuse(transactional: bool, acks: i16) -> Option<(ErrorCode, &'static str)> {
+fn refuse(ctx: &Ctx, transactional: bool, acks: i16) -> Option<(ErrorCode, &'static str)> {
+    if ctx.connection.listener.raw {
+        return Some((ErrorCode::TopicAuthorizationFailed, "a raw listener is for reading"));
+    }
     if !(-1..=1).contains(&acks) {
         return Some((ErrorCode::InvalidRequiredAcks, "acks must be -1, 0 or 1"));
     }

@@ -149,7 +149,7 @@ impl Member {
         let (lease, shared) = (living.lease.clone(), living.shared.clone());
         let over = async {
             tokio::select! {
-                () = lease.lost() => Ended::Lease,
+                () = lease.lost(), if !crate::switches::lease_check_off() => Ended::Lease,
                 error = log_lost(&shared) => Ended::Log(error),
             }
         };

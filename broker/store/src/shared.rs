@@ -2,7 +2,7 @@
 //!
 //! Every change of every file is a frame in one write-ahead log per broker life, and one flush makes
 //! the frames of all partitions durable. In the background data moves from the log into objects of its
-//! own, and the log is cut at the front. The reasons are in `docs/decisions/0006`, the formats in
+//! own, and the log is cut at the front. The reasons are in `docs/decisions/0009`, the formats in
 //! [`frame`]. Pure: [`frame`], [`tree`], [`ring`], [`core`](self::core); doing: the rest.
 
 mod cache;

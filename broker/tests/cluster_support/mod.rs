@@ -49,6 +49,9 @@ struct Node {
 
 impl Nodes {
     pub async fn start(count: usize) -> Nodes {
+        // Shown with a failure only.
+        let log = tracing_subscriber::fmt().with_test_writer().with_max_level(tracing::Level::INFO);
+        let _ = log.try_init();
         let mut nodes =
             Nodes { remote: remote::Memory::new(), meta: meta::Memory::new(), nodes: Vec::new(), names: 0 };
         for _ in 0..count {
@@ -106,6 +109,16 @@ impl Nodes {
         if let Some((_, version)) = self.meta.get(&key).await.unwrap() {
             self.meta.delete_if(&key, version).await.unwrap();
         }
+    }
+
+    /// From now on the node hears nothing from the metadata store, and cannot ask it.
+    pub async fn deafen(&self, at: usize) {
+        self.nodes[at].meta.set_faults(MetaFaults { error_per_mille: 1000, ..MetaFaults::default() });
+        self.nodes[at].meta.lose_watches();
+    }
+
+    pub async fn hear_again(&self, at: usize) {
+        self.nodes[at].meta.set_faults(MetaFaults::default());
     }
 
     pub async fn until_alive(&self, at: usize) {
