@@ -28,7 +28,7 @@ e2e-kafka:
 
 # Crash tests by more seeds than the ordinary run takes.
 soak rounds="100":
-    SEALANE_CRASH_ROUNDS={{rounds}} cargo test --workspace --test crash --test killed_alone -- --nocapture --test-threads 2
+    SEALANE_CRASH_ROUNDS={{rounds}} cargo test --workspace --test crash --test killed_alone --test router_crash -- --nocapture --test-threads 2
 
 # The S3 tests on SeaweedFS in place of gofakes3; its first build takes minutes.
 seaweed:

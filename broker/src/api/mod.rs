@@ -178,7 +178,9 @@ fn refuse(ctx: &Ctx, header: &RequestHeader) -> Option<Answer> {
     }
     if ctx.connection.listener.raw && !RAW_KEYS.contains(&key) {
         let name = api::name(key);
-        return Some(Answer::Close(format!("{name} is not for a raw listener, which only reads, without a group")));
+        return Some(Answer::Close(format!(
+            "{name} is not for a raw listener, which only reads, without a group"
+        )));
     }
     // ApiVersions answers unknown versions itself; old Produce is refused in its own words.
     if key == api::API_VERSIONS || key == api::PRODUCE || api::is_supported(key, header.api_version) {
