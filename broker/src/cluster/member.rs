@@ -50,6 +50,8 @@ pub(super) struct Living {
     /// Guards every record that this life writes.
     pub registered: (String, Version),
     pub owned: BTreeMap<(TopicId, i32), Arc<Partition>>,
+    /// Closed, because somebody else was made the owner, and still in this life's log for him to read.
+    bequeathed: BTreeMap<(TopicId, i32), Arc<Partition>>,
 }
 
 /// Why a life ends, or does not begin.
@@ -125,7 +127,7 @@ impl Member {
                 () = tokio::time::sleep(LOOK_AGAIN) => {}
             }
         };
-        Ok(Living { life, shared, lease, registered: (key, version), owned: BTreeMap::new() })
+        Ok(Living { life, shared, lease, registered: (key, version), owned: BTreeMap::new(), bequeathed: BTreeMap::new() })
     }
 
     async fn next_life(&self) -> Result<Life, MetaError> {
@@ -218,7 +220,9 @@ impl Member {
     async fn let_go(&self, living: &mut Living, view: &super::View) {
         let mut gone = Vec::new();
         for ((topic, index), open) in &living.owned {
-            let is_deleted = self.broker.topics.by_id(*topic).is_none();
+            // What is in memory may lag behind or be unreadable; only the store's word costs data.
+            let is_deleted = self.broker.topics.by_id(*topic).is_none()
+                && matches!(self.broker.topics.is_stored(open.topic.as_str(), *topic).await, Ok(false));
             let record = view.partition(*topic, *index);
             let elsewhere = record.is_some_and(|record| {
                 record.epoch > open.epoch.0 && record.owner != Some(living.life.broker)
@@ -231,21 +235,36 @@ impl Member {
             let Some(open) = living.owned.remove(&(topic, index)) else { continue };
             self.stop_serving(&open);
             open.close();
-            let (shared, dir) = (living.shared.clone(), open.directory().clone());
-            let end = move || match is_deleted {
-                true => shared.delete(&dir),
-                false => shared.disown(&dir),
-            };
-            match tokio::task::spawn_blocking(end).await {
-                Ok(Ok(())) => {}
-                Ok(Err(error)) => {
-                    tracing::warn!(partition = %open, %error, "what is left of a partition stays in the log")
-                }
-                Err(_) => return,
+            if !is_deleted {
+                living.bequeathed.insert((topic, index), open);
+                continue;
             }
-            if is_deleted && self.broker.topics.by_name(open.topic.as_str()).is_none() {
+            self.end(living, &open, true).await;
+            if self.broker.topics.by_name(open.topic.as_str()).is_none() {
                 self.broker.coordinator.topic_deleted(&open.topic).await;
             }
+        }
+        let life = living.life.to_string();
+        let is_read = |(topic, index): &(TopicId, i32)| {
+            view.partition(*topic, *index).is_none_or(|record| !record.lives.contains(&life))
+        };
+        let read: Vec<(TopicId, i32)> = living.bequeathed.keys().copied().filter(is_read).collect();
+        for key in read {
+            if let Some(open) = living.bequeathed.remove(&key) {
+                self.end(living, &open, false).await;
+            }
+        }
+    }
+
+    /// Removes a partition from this life's log, and its data with it if nobody is to have it.
+    async fn end(&self, living: &Living, open: &Arc<Partition>, is_deleted: bool) {
+        let (shared, dir) = (living.shared.clone(), open.directory().clone());
+        let end = move || match is_deleted {
+            true => shared.delete(&dir),
+            false => shared.disown(&dir),
+        };
+        if let Ok(Err(error)) = tokio::task::spawn_blocking(end).await {
+            tracing::warn!(partition = %open, %error, "what is left of a partition stays in the log");
         }
     }
 

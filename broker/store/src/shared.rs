@@ -110,8 +110,10 @@ struct Inner {
     flush: Condvar,
     /// A block became durable, or the life was lost.
     durable: Condvar,
-    /// There is work for the writers, or one of them is done with something.
+    /// There is work for a writer.
     work: Condvar,
+    /// A writer is done with something.
+    done: Condvar,
     on_lost: Mutex<Vec<Box<dyn FnOnce(&Lost) + Send>>>,
     /// No threads: whoever would wait does a step of the work itself.
     is_stepped: bool,
@@ -180,6 +182,7 @@ impl Inner {
             flush: Condvar::new(),
             durable: Condvar::new(),
             work: Condvar::new(),
+            done: Condvar::new(),
             on_lost: Mutex::default(),
             is_stepped,
         }))

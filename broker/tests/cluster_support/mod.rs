@@ -103,11 +103,16 @@ impl Nodes {
         self.nodes[at].meta.lose_leases();
     }
 
-    /// The lease is gone from the store, and its holder does not know.
+    /// The leases are gone from the store, and their holder does not know.
     pub async fn forget_lease(&self, at: usize) {
-        let key = format!("brokers/{}", self.nodes[at].id);
-        if let Some((_, version)) = self.meta.get(&key).await.unwrap() {
-            self.meta.delete_if(&key, version).await.unwrap();
+        let id = self.nodes[at].id;
+        let office = self.meta.get("controller").await.unwrap();
+        let is_controller = office.is_some_and(|(value, _)| value == id.to_string().into_bytes());
+        let keys = [format!("brokers/{id}"), "controller".to_owned()];
+        for key in &keys[..1 + usize::from(is_controller)] {
+            if let Some((_, version)) = self.meta.get(key).await.unwrap() {
+                self.meta.delete_if(key, version).await.unwrap();
+            }
         }
     }
 

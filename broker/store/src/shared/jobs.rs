@@ -335,9 +335,15 @@ impl Inner {
             Job::Collect(collect) if outcome.is_err() => core.orphans.push_back(collect),
             Job::Collect(_) => {}
         }
+        let (has_work, is_due) = (core.has_work(), core.is_flush_due());
         drop(core);
-        self.work.notify_all();
-        self.flush.notify_one();
+        self.done.notify_all();
+        if has_work {
+            self.work.notify_one();
+        }
+        if is_due {
+            self.flush.notify_one();
+        }
     }
 
     fn gather(&self, source: &Source) -> Result<Bytes, StoreError> {
@@ -392,7 +398,12 @@ impl Inner {
                     None => self.work.wait(&mut core),
                 }
             };
+            // One wakes the next, so that no more of them are awake than there is work.
+            let has_more = core.has_work();
             drop(core);
+            if has_more {
+                self.work.notify_one();
+            }
             let outcome = self.work_until_done(&job);
             let has_failed = outcome.is_err();
             self.end_work(job, outcome);

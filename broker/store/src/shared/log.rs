@@ -78,7 +78,7 @@ impl Inner {
                 drop(core);
                 self.durable.notify_all();
                 if has_work {
-                    self.work.notify_all();
+                    self.work.notify_one();
                 }
             }
             Err(lost) => self.lose(lost),
@@ -148,7 +148,7 @@ impl Inner {
         while !core.has_room() {
             core.alive()?;
             self.flush.notify_one();
-            self.work.notify_all();
+            self.work.notify_one();
             let is_late = match self.is_stepped {
                 true => {
                     attempts += 1;
@@ -183,6 +183,7 @@ impl Inner {
         self.flush.notify_all();
         self.durable.notify_all();
         self.work.notify_all();
+        self.done.notify_all();
         if !is_news {
             return;
         }

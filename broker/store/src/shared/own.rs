@@ -57,7 +57,7 @@ impl Shared {
         let mut core = self.inner.core.lock();
         dirs.iter().for_each(|dir| core.confirm(dir));
         drop(core);
-        self.inner.work.notify_all();
+        self.inner.work.notify_one();
     }
 
     /// Another broker is the owner, as is on record: this life forgets the directory and leaves its
@@ -223,7 +223,7 @@ impl Inner {
                     core.cancel_release(dir);
                     return Err(StoreError::Io("an object is still being written".to_owned()));
                 }
-                self.work.wait(&mut core);
+                self.done.wait(&mut core);
                 continue;
             }
             let Some(write) = core.large_tail(dir) else { break };

@@ -6,9 +6,9 @@
 
 use std::collections::BTreeMap;
 use std::io::IoSlice;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::Instant;
+use std::sync::{Arc, LazyLock};
+use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 
@@ -43,8 +43,10 @@ struct Line {
     name: Life,
 }
 
+/// With `SEALANE_SIM_TRACE` a run tells what happens in it.
 fn trace(text: impl FnOnce() -> String) {
-    if std::env::var("SIM_TRACE").is_ok() {
+    static IS_ON: LazyLock<bool> = LazyLock::new(|| std::env::var_os("SEALANE_SIM_TRACE").is_some());
+    if *IS_ON {
         println!("{}", text());
     }
 }
@@ -244,7 +246,7 @@ fn options() -> Options {
         inline_bytes_max: 150,
         put_inline_bytes_max: 250,
         read_ahead_bytes_max: 1 << 10,
-        retry_after_max: std::time::Duration::ZERO,
+        retry_after_max: Duration::ZERO,
         ..Options::default()
     }
 }
@@ -914,30 +916,28 @@ fn run(seed: u64, twin: Twin) -> Check<Report> {
     }
 }
 
-/// Seeds from `SEALANE_SIM_SEED` on (0), for `SEALANE_SIM_SECONDS` (4) of time.
+/// Seeds from `SEALANE_SIM_SEED` on (0): `SEALANE_SIM_SEEDS` of them, or for four seconds.
 #[test]
 fn what_was_acknowledged_survives_every_crash_and_every_move() {
-    let number = |name: &str, default: u64| {
-        std::env::var(name).ok().and_then(|text| text.parse().ok()).unwrap_or(default)
-    };
-    let first = number("SEALANE_SIM_SEED", 0);
-    let seconds = number("SEALANE_SIM_SECONDS", 4);
+    let number = |name: &str| std::env::var(name).ok().and_then(|text| text.parse::<u64>().ok());
+    let first = number("SEALANE_SIM_SEED").unwrap_or(0);
+    let seeds = number("SEALANE_SIM_SEEDS");
     let began = Instant::now();
     let mut total = Report::default();
-    let mut seed = first;
-    while began.elapsed().as_secs() < seconds {
+    let mut count = 0;
+    while seeds.map_or(began.elapsed() < Duration::from_secs(4) || count < 50, |seeds| count < seeds) {
+        let seed = first + count;
         match run(seed, Twin::None) {
             Ok(report) => total.add(&report),
             Err(error) => panic!("seed {seed}: {error}"),
         }
-        seed += 1;
+        count += 1;
     }
-    let count = seed - first;
     println!("{count} seeds from {first}, {:.0}/s: {total:?}", count as f64 / began.elapsed().as_secs_f64());
-    assert!(
-        count >= 20 && total.crashes > 0 && total.zombies > 0 && total.refusals > 0 && total.releases > 0
-    );
-    assert!(total.adoptions > 0 && total.objects > 0 && total.deleted > 0 && total.lost_ops > 0);
+    if seeds.is_none() {
+        assert!(total.crashes > 0 && total.zombies > 0 && total.refusals > 0 && total.releases > 0);
+        assert!(total.adoptions > 0 && total.objects > 0 && total.deleted > 0 && total.lost_ops > 0);
+    }
 }
 
 impl Report {
@@ -977,11 +977,4 @@ fn it_would_be_seen_if_the_log_were_cut_too_early() {
 #[test]
 fn it_would_be_seen_if_objects_were_deleted_before_the_owner_is_on_record() {
     is_seen(Twin::ConfirmedTooEarly);
-}
-
-#[test]
-#[ignore]
-fn debug_one() {
-    let seed = std::env::var("SEALANE_SIM_SEED").unwrap().parse().unwrap();
-    println!("{:?}", run(seed, Twin::None));
 }
