@@ -1,4 +1,5 @@
 //! The broker as a service: opens its stores, recovers, serves, and lets go in order.
+//! What a broker is made of is `broker`; here is in which order it comes and goes.
 
 use std::sync::Arc;
 use std::time::Duration;

@@ -1,4 +1,5 @@
 //! `sealane lane`: create, list, status, doctor, delete, through the region's control service.
+//! What it tells is the service's; here it only gets columns and sentences.
 
 use control::v1;
 use serde::Serialize;

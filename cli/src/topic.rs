@@ -1,4 +1,5 @@
 //! `sealane topic`: create, list, describe, alter, delete.
+//! Kafka's own requests, so that any other tool can do the same.
 
 use std::collections::BTreeMap;
 
