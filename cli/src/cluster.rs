@@ -76,7 +76,9 @@ async fn drain(args: ClusterDrain) -> anyhow::Result<()> {
     let (broker, drain) = (args.broker, !args.undo);
     control.drain_broker(v1::DrainBrokerRequest { broker, drain }).await?;
     match drain {
-        true => println!("broker {broker} gives away what it owns; `sealane cluster status` shows what is left"),
+        true => {
+            println!("broker {broker} gives away what it owns; `sealane cluster status` shows what is left")
+        }
         false => println!("broker {broker} takes part again"),
     }
     Ok(())
@@ -123,7 +125,8 @@ impl Status {
         let mut table =
             Table::new(&["BROKER", "ADDRESS", "ROLES", "LIFE", "PARTITIONS", "TAKING OVER", "LOG"]);
         for broker in &self.brokers {
-            let id = if broker.draining { format!("{} (draining)", broker.id) } else { broker.id.to_string() };
+            let id =
+                if broker.draining { format!("{} (draining)", broker.id) } else { broker.id.to_string() };
             table.row([
                 id,
                 broker.address.clone(),

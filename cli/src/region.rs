@@ -80,10 +80,17 @@ impl Region {
         name: Option<&str>,
         keys: Option<&[&str]>,
     ) -> anyhow::Result<Vec<Config>> {
-        let connection = self.kafka.any().await?;
+        let mut connection = self.kafka.any().await?;
         let name = match name {
             Some(name) => name.to_owned(),
-            None => self.kafka.brokers().await?.first().map_or("1".to_owned(), |(id, _)| id.0.to_string()),
+            None => {
+                // A broker tells its own configuration only: the one at the other end, if it can be told.
+                let brokers = self.kafka.brokers().await?;
+                let here = brokers.iter().find(|(_, endpoint)| endpoint == connection.endpoint());
+                let Some((id, _)) = here.or(brokers.first()) else { bail!("the region names no broker") };
+                connection = self.kafka.broker(*id).await?;
+                id.0.to_string()
+            }
         };
         let keys = keys.map(|keys| keys.iter().map(|key| text(key)).collect());
         let resource = DescribeConfigsResource::default()

@@ -76,7 +76,9 @@ impl Cluster {
         command.arg("broker").arg("--config").arg(&config).args(["--log-format", "json"]);
         command.stdin(Stdio::null()).stdout(log.try_clone()?).stderr(log).current_dir(self.dir.path());
         command.env("SEALANE_TEST_OFF", &self.off);
-        command.env("AWS_ACCESS_KEY_ID", S3::ACCESS_KEY_ID).env("AWS_SECRET_ACCESS_KEY", S3::SECRET_ACCESS_KEY);
+        command
+            .env("AWS_ACCESS_KEY_ID", S3::ACCESS_KEY_ID)
+            .env("AWS_SECRET_ACCESS_KEY", S3::SECRET_ACCESS_KEY);
         self.brokers.insert(broker, command.spawn()?);
         Ok(())
     }
@@ -130,7 +132,8 @@ impl Cluster {
 
     /// All brokers, for a client.
     pub fn bootstrap(&self) -> String {
-        let addresses: Vec<String> = (0..4).map(|broker| format!("127.0.0.1:{}", self.port(broker))).collect();
+        let addresses: Vec<String> =
+            (0..4).map(|broker| format!("127.0.0.1:{}", self.port(broker))).collect();
         addresses.join(",")
     }
 
@@ -290,7 +293,18 @@ impl Lines {
 /// Every line from 0 to `count` is in the topic exactly once, and each partition has them in order.
 pub fn judge(cluster: &Cluster, topic: &str, count: u64) -> Result<()> {
     let mut command = Command::new(tools::kcat()?);
-    command.args(["-C", "-b", &cluster.bootstrap(), "-t", topic, "-o", "beginning", "-e", "-f", "%p %o %s\\n"]);
+    command.args([
+        "-C",
+        "-b",
+        &cluster.bootstrap(),
+        "-t",
+        topic,
+        "-o",
+        "beginning",
+        "-e",
+        "-f",
+        "%p %o %s\\n",
+    ]);
     let output = command.stdin(Stdio::null()).output()?;
     ensure!(output.status.success(), "kcat: {}", String::from_utf8_lossy(&output.stderr));
     let mut seen = vec![0u8; count as usize];
@@ -308,6 +322,10 @@ pub fn judge(cluster: &Cluster, topic: &str, count: u64) -> Result<()> {
         }
     }
     let lost = seen.iter().filter(|times| **times == 0).count();
-    ensure!(lost == 0, "{lost} of {count} acknowledged lines are lost, the first is {:?}", seen.iter().position(|t| *t == 0));
+    ensure!(
+        lost == 0,
+        "{lost} of {count} acknowledged lines are lost, the first is {:?}",
+        seen.iter().position(|t| *t == 0)
+    );
     Ok(())
 }

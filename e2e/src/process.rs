@@ -311,13 +311,15 @@ fn build() -> Result<PathBuf> {
     let profile = test.parent().and_then(Path::parent).context("a test lies in target/<profile>/deps")?;
     let binary = profile.join("sealane");
     let workspace = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
-    // `cargo test --workspace` has just built it; to ask cargo again would only wait for its lock.
-    if newer_than_sources(&binary, &workspace)? {
+    // `cargo test --workspace` has just built it; to ask cargo again would only wait for its lock. What it built may
+    // lack the feature.
+    if !cfg!(feature = "cluster") && newer_than_sources(&binary, &workspace)? {
         return Ok(binary);
     }
     // Not $CARGO: where one cargo was started by another, it names the outer one, of another toolchain.
     let mut command = Command::new("cargo");
-    command.args(["build", "--quiet", "--package", "sealane", "--bin", "sealane"]);
+    // The whole workspace decides on the features of what is shared: otherwise everything is compiled again.
+    command.args(["build", "--quiet", "--workspace", "--bin", "sealane"]);
     if cfg!(feature = "cluster") {
         command.args(["--features", "cluster"]);
     }

@@ -90,7 +90,9 @@ impl Secured {
     fn produce(&self, address: &str, name: Option<&str>, value: &str) -> Result<bool> {
         let mut kcat = Command::new(tools::kcat()?);
         kcat.args(["-b", address, "-P", "-t", TOPIC, "-X", "message.timeout.ms=15000"]);
-        self.settings(name)?.iter().for_each(|setting| drop(kcat.args(["-X", setting])));
+        for setting in self.settings(name)? {
+            kcat.args(["-X", setting.as_str()]);
+        }
         let mut child = kcat.stdin(Stdio::piped()).stderr(Stdio::null()).spawn()?;
         writeln!(child.stdin.take().context("stdin is piped")?, "{value}")?;
         Ok(child.wait()?.success())

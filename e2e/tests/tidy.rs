@@ -119,7 +119,12 @@ fn no_function_is_longer_than_seventy_lines() -> Result<()> {
             // Formatted code closes a function at the column where it began.
             let close = format!("{}}}", " ".repeat(indent));
             let length = lines[at..].iter().take_while(|line| **line != close).count() + 1;
-            let is_declaration = line.trim_end().ends_with(';') || line.trim_end().ends_with('}');
+            // The line that ends the signature stands at that column too, where it takes several.
+            let head = match line.trim_end().ends_with('(') {
+                true => lines[at + 1..].iter().find(|line| line.len() - line.trim_start().len() == indent),
+                false => Some(line),
+            };
+            let is_declaration = head.is_some_and(|head| head.trim_end().ends_with([';', '}']));
             if !is_declaration && length > FUNCTION_LINES_MAX && lines[at..].iter().any(|line| *line == close)
             {
                 complaints.push(format!("{}:{}: {name} has {length} lines", source.path, at + 1));

@@ -127,7 +127,14 @@ impl Member {
                 () = tokio::time::sleep(LOOK_AGAIN) => {}
             }
         };
-        Ok(Living { life, shared, lease, registered: (key, version), owned: BTreeMap::new(), bequeathed: BTreeMap::new() })
+        Ok(Living {
+            life,
+            shared,
+            lease,
+            registered: (key, version),
+            owned: BTreeMap::new(),
+            bequeathed: BTreeMap::new(),
+        })
     }
 
     async fn next_life(&self) -> Result<Life, MetaError> {

@@ -7,10 +7,10 @@
 mod controller;
 mod follow;
 mod member;
-#[cfg(feature = "cluster")]
-mod stores;
 mod objects;
 mod start;
+#[cfg(feature = "cluster")]
+mod stores;
 mod transfer;
 mod view;
 
@@ -144,7 +144,9 @@ pub async fn broker_id(meta: &dyn MetaStore, identity: &str) -> Result<i32, Meta
         let ids = meta.list(objects::IDS).await?;
         let parsed = |item: &broker_store::Item| serde_json::from_slice::<IdObject>(&item.value).ok();
         if let Some(mine) = ids.iter().find(|item| item.key == key) {
-            return parsed(mine).map(|id| id.broker).ok_or_else(|| MetaError::Corrupt(format!("object {key}")));
+            return parsed(mine)
+                .map(|id| id.broker)
+                .ok_or_else(|| MetaError::Corrupt(format!("object {key}")));
         }
         let highest = ids.iter().filter_map(parsed).map(|id| id.broker).max().unwrap_or(0);
         // Two that ask at the same time would get the same number: the number is claimed first.

@@ -20,7 +20,8 @@ pub async fn open(config: &ClusterConfig) -> Result<ClusterStores, StartError> {
     let remote = opened.map_err(|_| wrong("store", "interrupted"))?;
     let remote = remote.map_err(|error| wrong("store", format!("{}: {error}", config.store)))?;
     let meta = meta::Etcd::open(meta::EtcdConfig::new(config.etcd.clone(), &config.name));
-    let meta = meta.map_err(|error: MetaError| wrong("etcd", format!("{}: {error}", config.etcd.join(", "))))?;
+    let meta =
+        meta.map_err(|error: MetaError| wrong("etcd", format!("{}: {error}", config.etcd.join(", "))))?;
     Ok(ClusterStores { meta: Arc::new(meta), remote })
 }
 
@@ -37,7 +38,9 @@ impl Place {
         let (host, path) = rest.split_once('/').unwrap_or((rest, ""));
         let path = path.trim_matches('/');
         match (scheme, host) {
-            ("s3", host) if !host.is_empty() => Ok(Place::S3 { bucket: host.to_owned(), prefix: path.to_owned() }),
+            ("s3", host) if !host.is_empty() => {
+                Ok(Place::S3 { bucket: host.to_owned(), prefix: path.to_owned() })
+            }
             ("hdfs", host) if !host.is_empty() => {
                 Ok(Place::Hdfs { url: format!("hdfs://{host}"), path: path.to_owned() })
             }
@@ -50,7 +53,10 @@ fn remote(place: Place, config: &ClusterConfig) -> Result<Arc<dyn Remote>, Store
     Ok(match place {
         Place::S3 { bucket, prefix } => {
             let prefix = format!("{prefix}/{}", config.name);
-            let s3 = S3Config { region: config.s3_region.clone(), ..S3Config::new(&config.s3_endpoint, &bucket, &prefix) };
+            let s3 = S3Config {
+                region: config.s3_region.clone(),
+                ..S3Config::new(&config.s3_endpoint, &bucket, &prefix)
+            };
             Arc::new(S3::open(s3)?)
         }
         Place::Hdfs { url, path } => {

@@ -166,7 +166,8 @@ impl Member {
         };
         let dir = partition::directory(taking.topic.id, &taking.topic.name, PartitionIndex(taking.index));
         let named = record.lives.iter().map(|life| Life::parse(life));
-        let lives = named.collect::<Option<Vec<_>>>()
+        let lives = named
+            .collect::<Option<Vec<_>>>()
             .ok_or_else(|| StoreError::Corrupt("a life's name".to_owned()))?;
         Ok(Some(Inheritance { dir, lives, manifest }))
     }

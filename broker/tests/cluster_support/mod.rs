@@ -457,7 +457,8 @@ fn now() -> TimestampMs {
 }
 
 fn is_retriable(code: i16) -> bool {
-    ErrorCode::from_code(code).is_some_and(kafka_client::is_retriable) || code == ErrorCode::KafkaStorageError.code()
+    ErrorCode::from_code(code).is_some_and(kafka_client::is_retriable)
+        || code == ErrorCode::KafkaStorageError.code()
 }
 
 /// Waits until a condition holds.
