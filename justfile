@@ -30,6 +30,22 @@ e2e-kafka:
 soak rounds="100":
     SEALANE_CRASH_ROUNDS={{rounds}} cargo test --workspace --test crash --test killed_alone --test router_crash -- --nocapture --test-threads 2
 
+# Kills and zombies of a cluster on etcd, S3 and HDFS; SEALANE_CRASH_SEED begins another row.
+soak-cluster rounds="20":
+    SEALANE_CRASH_ROUNDS={{rounds}} cargo test --workspace --features cluster --test cluster -- --nocapture --test-threads 1
+
+# A cluster on loopback to look at: etcd, the store (s3 or hdfs) and brokers. `just down` ends it.
+up store="s3" brokers="3":
+    cargo build --workspace --features cluster --bin sealane --bin cluster
+    mkdir -p "$CARGO_TARGET_DIR/up"
+    SEALANE_BIN="$CARGO_TARGET_DIR/debug/sealane" setsid "$CARGO_TARGET_DIR/debug/cluster" {{store}} {{brokers}} > "$CARGO_TARGET_DIR/up/log" 2>&1 & echo $! > "$CARGO_TARGET_DIR/up/pid"
+    until grep -q ready "$CARGO_TARGET_DIR/up/log" || ! kill -0 "$(cat "$CARGO_TARGET_DIR/up/pid")"; do sleep 0.2; done
+    cat "$CARGO_TARGET_DIR/up/log"
+
+# Ends what `just up` started.
+down:
+    kill -TERM -- -"$(cat "$CARGO_TARGET_DIR/up/pid")" && rm "$CARGO_TARGET_DIR/up/pid"
+
 # The S3 tests on SeaweedFS in place of gofakes3; its first build takes minutes.
 seaweed:
     SEALANE_S3=seaweed cargo test --workspace --features cluster --lib remote::s3 -- --test-threads 1
