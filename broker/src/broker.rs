@@ -142,6 +142,15 @@ impl Broker {
         partitions.get(topic)?.get(usize::try_from(index).ok()?)?.clone()
     }
 
+    /// Does what may wait for a remote store. The other tasks of this thread go on elsewhere meanwhile, the one
+    /// that renews the lease before all.
+    pub fn may_wait<T>(&self, work: impl FnOnce() -> T) -> T {
+        match self.cluster {
+            Some(_) => tokio::task::block_in_place(work),
+            None => work(),
+        }
+    }
+
     /// What is said about a partition that is not here: another broker has it, or nobody.
     pub fn absent(&self, topic: &str, index: i32) -> ErrorCode {
         match self.topics.by_name(topic) {

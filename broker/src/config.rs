@@ -70,8 +70,8 @@ chassis::config! {
 
     /// Several brokers that own partitions of one store together.
     pub struct ClusterConfig {
-        /// Name of the cluster. Clusters of different names share etcd and a store without meeting; two of
-        /// one name are refused by their cluster id.
+        /// Name of the cluster. Clusters of different names share etcd and a store without meeting; a store that
+        /// another cluster of this name has used (another etcd) is refused by its cluster id.
         pub name: String = "sealane".to_owned(),
         /// Endpoints of etcd, such as http://127.0.0.1:2379.
         pub etcd: Vec<String> = Vec::new(),

@@ -39,6 +39,8 @@ pub enum StartError {
     Extractors(ConfigError),
     #[error("identity of this broker in {file}: {error}")]
     IdentityFile { file: String, error: std::io::Error },
+    #[error("durability = \"os\" and [cluster]: {0}")]
+    Durability(&'static str),
     #[error("cluster.{key}: {reason}")]
     Cluster { key: &'static str, reason: String },
     #[error("cannot start a thread: {0}")]

@@ -41,10 +41,11 @@ impl ChangeError {
 impl Broker {
     /// Makes a topic and serves its partitions.
     pub async fn create_topic(self: &Arc<Self>, new: &NewTopic) -> Result<Arc<Topic>, ChangeError> {
-        let _one = self.topics.one_change().await;
+        let one = self.topics.one_change().await;
         if let Some(cluster) = &self.cluster {
             no_lanes(&self.topics.check_new(new)?)?;
             let topic = self.topics.create(new).await?;
+            drop(one);
             cluster.assigned(&topic).await;
             return Ok(topic);
         }
@@ -81,9 +82,10 @@ impl Broker {
         name: &str,
         partitions: i32,
     ) -> Result<Arc<Topic>, ChangeError> {
-        let _one = self.topics.one_change().await;
+        let one = self.topics.one_change().await;
         let topic = self.topics.grow(name, partitions).await?;
         if let Some(cluster) = &self.cluster {
+            drop(one);
             cluster.assigned(&topic).await;
             return Ok(topic);
         }

@@ -149,6 +149,7 @@ async fn a_deleted_topic_is_gone_everywhere_and_leaves_no_object() {
         eventually("nobody knows it", async || nodes.leaders(at, TOPIC).await.is_empty()).await;
     }
     eventually("no assignment is left", async || nodes.keys("assignments/").await == 0).await;
+    eventually("no object is left", async || nodes.objects("data") + nodes.objects("manifests") == 0).await;
     nodes.create_topic(TOPIC, 2).await;
     let load = Load::start(&nodes, TOPIC, 2).await;
     load.until_more(20).await;

@@ -356,10 +356,14 @@ impl TopicTask {
         let deleted = self.has_linked(&theirs.name, theirs.id);
         if deleted {
             let first = self.local.vectors(vec![(theirs.name.clone(), PartitionIndex(0))]).await?;
-            if let Some(there) = first.first().filter(|vector| vector.error == ErrorCode::None) {
-                if self.wanted.get(&theirs.name).is_some_and(|(id, ..)| *id != there.id) {
-                    self.wanted.remove(&theirs.name);
-                }
+            let error = first.first().map(|vector| vector.error);
+            if let Some(there) = first.first().filter(|vector| vector.error == ErrorCode::None)
+                && self.wanted.get(&theirs.name).is_some_and(|(id, ..)| *id != there.id)
+            {
+                self.wanted.remove(&theirs.name);
+            }
+            // Only the broker's word that there is no such topic is a deletion; whatever else it says, ask again.
+            if error != Some(ErrorCode::UnknownTopicOrPartition) {
                 return Ok(Plan::Align(Align::default()));
             }
         }

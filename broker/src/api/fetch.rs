@@ -48,7 +48,7 @@ pub fn handle(ctx: &Ctx, header: &RequestHeader, body: Bytes) -> Answer {
         return Answer::Ready(encode(version, ErrorCode::FetchSessionIdNotFound, Vec::new()));
     }
     let mut fetch = Fetch::new(ctx, header, request);
-    let look = fetch.look();
+    let look = fetch.look_around();
     if fetch.is_enough(&look) || fetch.request.max_wait_ms <= 0 {
         return Answer::Ready(fetch.answer(look));
     }
@@ -98,7 +98,7 @@ impl Fetch {
         let waiter = Waiter::new();
         loop {
             self.register(&waiter);
-            let look = self.look();
+            let look = self.look_around();
             if self.is_enough(&look) {
                 return self.answer(look);
             }
@@ -110,7 +110,7 @@ impl Fetch {
                 () = stopping.cancelled() => false,
             };
             if !in_time {
-                let look = self.look();
+                let look = self.look_around();
                 return self.answer(look);
             }
         }
@@ -124,6 +124,11 @@ impl Fetch {
                 }
             }
         }
+    }
+
+    fn look_around(&mut self) -> Look {
+        let broker = self.ctx.broker.clone();
+        broker.may_wait(|| self.look())
     }
 
     /// Looks at every partition once. The first that has data gives at least one batch, whatever the

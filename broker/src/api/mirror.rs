@@ -142,7 +142,7 @@ fn vectors(ctx: &Ctx, request: &VectorsRequest) -> VectorsAnswer {
 fn vector(broker: &Broker, topic: &TopicName, index: PartitionIndex) -> PartitionVector {
     let Some(partition) = broker.partition(topic.as_str(), index.0) else {
         return PartitionVector {
-            error: ErrorCode::UnknownTopicOrPartition,
+            error: broker.absent(topic.as_str(), index.0),
             id: TopicId(Uuid::nil()),
             log_start: Offset::ZERO,
             durable: Offset::ZERO,

@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use broker_store::shared::{Lost, Options, Shared};
 use broker_store::{Lease, Life, MetaError, MetaStore, SegmentStore, StoreError, Version};
-use kafka::TopicId;
+use kafka::{TopicId, TopicName};
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
@@ -19,7 +19,7 @@ use super::objects::{BrokerObject, IDS, IdObject, PartitionObject, broker_key};
 use super::{Cluster, ClusterStores};
 use crate::broker::Broker;
 use crate::coordinator::OFFSETS_TOPIC;
-use crate::partition::Partition;
+use crate::partition::{Condition, Partition};
 use crate::topics::Topic;
 
 /// Between two tries of what failed.
@@ -51,7 +51,9 @@ pub(super) struct Living {
     pub registered: (String, Version),
     pub owned: BTreeMap<(TopicId, i32), Arc<Partition>>,
     /// Closed, because somebody else was made the owner, and still in this life's log for him to read.
-    bequeathed: BTreeMap<(TopicId, i32), Arc<Partition>>,
+    pub bequeathed: BTreeMap<(TopicId, i32), Arc<Partition>>,
+    /// As of the last look.
+    topics: BTreeMap<TopicId, TopicName>,
 }
 
 /// Why a life ends, or does not begin.
@@ -134,6 +136,7 @@ impl Member {
             registered: (key, version),
             owned: BTreeMap::new(),
             bequeathed: BTreeMap::new(),
+            topics: BTreeMap::new(),
         })
     }
 
@@ -195,7 +198,17 @@ impl Member {
     async fn settle(&self, living: &mut Living) -> Result<bool, MetaError> {
         let view = self.cluster.views.now();
         self.let_go(living, &view).await;
+        self.forget_offsets(living).await;
         let mut all = self.hand_over(living, &view).await?;
+        let is_stuck = |open: &Arc<Partition>| {
+            let record = view.partition(open.topic_id, open.index.0);
+            let stays = record.is_some_and(|r| r.epoch == open.epoch.0 && r.moving_to.is_none());
+            stays && open.condition() == Condition::Closed
+        };
+        if let Some(open) = living.owned.values().find(|open| is_stuck(open)) {
+            tracing::warn!(partition = %open, "a hand-over was begun and called off; it is served again by another life");
+            return Err(MetaError::GuardGone);
+        }
         let mut missing = Vec::new();
         for topic in self.broker.topics.all() {
             let Some(assigned) = view.assignments.get(&topic.id) else { continue };
@@ -247,20 +260,42 @@ impl Member {
                 continue;
             }
             self.end(living, &open, true).await;
-            if self.broker.topics.by_name(open.topic.as_str()).is_none() {
-                self.broker.coordinator.topic_deleted(&open.topic).await;
-            }
         }
         let life = living.life.to_string();
-        let is_read = |(topic, index): &(TopicId, i32)| {
-            view.partition(*topic, *index).is_none_or(|record| !record.lives.contains(&life))
-        };
-        let read: Vec<(TopicId, i32)> = living.bequeathed.keys().copied().filter(is_read).collect();
+        let mut read = Vec::new();
+        for ((topic, index), open) in &living.bequeathed {
+            match view.partition(*topic, *index) {
+                // The heir, or the manifest, has it all.
+                Some(record) if !record.lives.contains(&life) => read.push((*topic, *index)),
+                Some(_) => {}
+                // A record that cannot be read is none that is gone.
+                None => {
+                    if matches!(self.broker.topics.is_stored(open.topic.as_str(), *topic).await, Ok(false)) {
+                        read.push((*topic, *index));
+                    }
+                }
+            }
+        }
         for key in read {
             if let Some(open) = living.bequeathed.remove(&key) {
                 self.end(living, &open, false).await;
             }
         }
+    }
+
+    /// Groups keep no offsets of topics that are gone, also where no partition of them was.
+    async fn forget_offsets(&self, living: &mut Living) {
+        let now: BTreeMap<TopicId, TopicName> =
+            self.broker.topics.all().into_iter().map(|topic| (topic.id, topic.name.clone())).collect();
+        let before = std::mem::take(&mut living.topics);
+        for (id, name) in before {
+            let is_gone = !now.contains_key(&id)
+                && matches!(self.broker.topics.is_stored(name.as_str(), id).await, Ok(false));
+            if is_gone {
+                self.broker.coordinator.topic_deleted(&name).await;
+            }
+        }
+        living.topics = now;
     }
 
     /// Removes a partition from this life's log, and its data with it if nobody is to have it.

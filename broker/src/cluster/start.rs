@@ -6,11 +6,14 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use broker_store::shared::Options;
+use broker_store::{StoreError, StorePath};
+use bytes::Bytes;
 use tokio::sync::{oneshot, watch};
 
 use super::{BrokerObject, Cluster, ClusterStores, Controller, Member, Views, broker_id};
 use crate::broker::{Broker, Identity};
 use crate::config::{ClusterConfig, Config, Role};
+use crate::partition::Durability;
 use crate::service::StartError;
 
 /// Between two tries of a store that does not answer.
@@ -29,6 +32,11 @@ impl Joining {
     /// Takes the broker's id. Waits for a metadata store that does not answer, and says so.
     pub async fn prepare(config: &Config, stores: ClusterStores) -> Result<Joining, StartError> {
         let of_cluster = config.cluster.clone().unwrap_or_default();
+        if config.durability != Durability::Sync {
+            let reason =
+                "a cluster has no page cache to trust: only \"sync\", and acks=1 for who is in a hurry";
+            return Err(StartError::Durability(reason));
+        }
         let name = match of_cluster.identity.is_empty() {
             true => kept_name(&config.data_dir)?,
             false => of_cluster.identity.clone(),
@@ -44,6 +52,7 @@ impl Joining {
                 Err(error) => return Err(StartError::Meta { dir: of_cluster.etcd.join(","), error }),
             };
             let identity = Identity::in_cluster(&*stores.meta, &config.region, id).await?;
+            claim(&stores, identity.cluster_id.as_str()).await?;
             let cluster = Arc::new(Cluster::new(id));
             return Ok(Joining { cluster, identity, stores, config: of_cluster, name });
         }
@@ -94,6 +103,42 @@ impl Joining {
         let _ = stopping.run_until_cancelled(served.wait_for(|serving| *serving)).await;
     }
 }
+
+/// The store belongs to the first cluster that used it: what another keeps there would not be found here.
+async fn claim(stores: &ClusterStores, id: &str) -> Result<(), StartError> {
+    let (remote, id) = (stores.remote.clone(), id.to_owned());
+    let claimed = tokio::task::spawn_blocking(move || {
+        let name = StorePath::parse("cluster-id").map_err(|error| StoreError::Io(error.to_string()))?;
+        loop {
+            match remote.put(&name, Bytes::from(id.clone())) {
+                Ok(()) => return Ok(None),
+                Err(StoreError::AlreadyExists) => {
+                    let there = remote.get(&name, 0, CLUSTER_ID_BYTES_MAX)?;
+                    let there = String::from_utf8_lossy(&there).into_owned();
+                    return Ok(Some(there).filter(|there| *there != id));
+                }
+                Err(error) if error.is_retryable() => {
+                    tracing::warn!(%error, "the store does not answer; waiting for it");
+                    std::thread::sleep(RETRY);
+                }
+                Err(error) => return Err(error),
+            }
+        }
+    });
+    match claimed.await {
+        Ok(Ok(None)) => Ok(()),
+        Ok(Ok(Some(there))) => Err(StartError::Cluster {
+            key: "store",
+            reason: format!(
+                "it belongs to the cluster with id {there}; choose another path, or that cluster's etcd"
+            ),
+        }),
+        Ok(Err(error)) => Err(StartError::Cluster { key: "store", reason: error.to_string() }),
+        Err(error) => Err(StartError::Cluster { key: "store", reason: error.to_string() }),
+    }
+}
+
+const CLUSTER_ID_BYTES_MAX: usize = 64;
 
 /// The view and the topics, for the life of the service, over every failure of the store.
 fn follow(broker: &Arc<Broker>, stores: &ClusterStores, views: &Arc<Views>, first: oneshot::Sender<()>) {
@@ -153,13 +198,24 @@ fn kept_name(dir: &Path) -> Result<String, StartError> {
     let file = dir.join(NAME_FILE);
     let failed = |error: std::io::Error| StartError::IdentityFile { file: file.display().to_string(), error };
     match std::fs::read_to_string(&file) {
-        Ok(name) => return Ok(name.trim().to_owned()),
+        Ok(name) if !name.trim().is_empty() => return Ok(name.trim().to_owned()),
+        Ok(_) => {
+            return Err(failed(std::io::Error::other(
+                "it is empty; restore it, or remove it for a new broker",
+            )));
+        }
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => {}
         Err(error) => return Err(failed(error)),
     }
     let name = uuid::Uuid::new_v4().to_string();
     std::fs::create_dir_all(dir).map_err(failed)?;
     let fresh = dir.join("identity.new");
-    std::fs::write(&fresh, &name).and_then(|()| std::fs::rename(&fresh, &file)).map_err(failed)?;
+    let write = || {
+        std::fs::write(&fresh, &name)?;
+        std::fs::File::open(&fresh)?.sync_all()?;
+        std::fs::rename(&fresh, &file)?;
+        std::fs::File::open(dir)?.sync_all()
+    };
+    write().map_err(failed)?;
     Ok(name)
 }

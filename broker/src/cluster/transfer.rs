@@ -77,11 +77,9 @@ impl Member {
         };
         self.record(living, topic, &[(index, open.epoch)], moved).await?;
         living.owned.remove(&(topic, index));
-        let shared = living.shared.clone();
-        let disowned = tokio::task::spawn_blocking(move || shared.disown(open.directory())).await;
-        if let Ok(Err(error)) = disowned {
-            tracing::debug!(%error, "a partition that was handed over stays in the log");
-        }
+        // Where the record was not ours to change any more, the heir reads this life's log. It is forgotten
+        // only when the record says that nobody will.
+        living.bequeathed.insert((topic, index), open);
         Ok(true)
     }
 
@@ -91,31 +89,27 @@ impl Member {
         living: &mut Living,
         missing: Vec<Taking>,
     ) -> Result<bool, MetaError> {
-        let mut adopts = Vec::new();
-        for taking in &missing {
-            match self.adoption(living.life, taking).await {
-                Ok(Some(adopt)) => adopts.push(adopt),
-                Ok(None) => {}
+        let mut all = true;
+        let (mut adopts, mut open) = (Vec::new(), Vec::new());
+        for taking in missing {
+            match self.adoption(living.life, &taking).await {
+                Ok(Some(adopt)) => adopts.push((adopt, taking)),
+                Ok(None) => open.push(taking),
                 Err(error) => {
+                    all = false;
                     tracing::warn!(topic = %taking.topic.name, index = taking.index, %error, "a manifest cannot be read yet");
-                    return Ok(false);
                 }
             }
         }
         let (broker, shared) = (self.broker.clone(), living.shared.clone());
+        let remote = self.stores.remote.clone();
         let opened = tokio::task::spawn_blocking(move || {
-            shared.adopt(&adopts)?;
-            Ok::<_, StoreError>(open_all(&broker, &shared, missing))
+            let (adopted, whole) = adopt_what_can_be(&shared, adopts);
+            open.extend(adopted);
+            (open_all(&broker, &shared, open), whole)
         });
-        let opened = match opened.await {
-            Ok(Ok(opened)) => opened,
-            Ok(Err(error)) => {
-                tracing::warn!(%error, "partitions of a former owner cannot be taken over yet");
-                return Ok(false);
-            }
-            Err(_) => return Ok(false),
-        };
-        let mut all = true;
+        let Ok((opened, whole)) = opened.await else { return Ok(false) };
+        all &= whole;
         let mut by_topic: HashMap<TopicId, Vec<Arc<Partition>>> = HashMap::new();
         for opened in opened {
             match opened {
@@ -138,6 +132,7 @@ impl Member {
             for open in partitions {
                 if recorded.contains(&open.index.0) {
                     living.shared.confirm(std::slice::from_ref(open.directory()));
+                    remove_manifest(&remote, &open);
                     living.owned.insert((topic, open.index.0), open.clone());
                     self.broker.serve_partition(open);
                 } else {
@@ -230,6 +225,44 @@ const MANIFEST_BYTES_MAX: usize = 64 << 20;
 fn manifest_name(topic: TopicId, index: i32, epoch: LeaderEpoch) -> StorePath {
     StorePath::parse(&format!("manifests/{}/{index}/{}", topic.0, epoch.0))
         .expect("ids and numbers are legal names")
+}
+
+/// Takes directories over together; where one of them cannot be, each by itself, so that it keeps nobody
+/// from the others. Whether all were. Blocks.
+fn adopt_what_can_be(shared: &Shared, adopts: Vec<(Inheritance, Taking)>) -> (Vec<Taking>, bool) {
+    let all: Vec<Inheritance> = adopts.iter().map(|(adopt, _)| adopt.clone()).collect();
+    match shared.adopt(&all) {
+        Ok(_) => return (adopts.into_iter().map(|(_, taking)| taking).collect(), true),
+        Err(error) if error.is_retryable() || error.ends_writer() => {
+            tracing::warn!(%error, "partitions of a former owner cannot be taken over yet");
+            return (Vec::new(), false);
+        }
+        Err(_) => {}
+    }
+    let mut adopted = Vec::new();
+    for (adopt, taking) in adopts {
+        match shared.adopt(std::slice::from_ref(&adopt)) {
+            Ok(_) => adopted.push(taking),
+            Err(error) => {
+                tracing::error!(partition = %adopt.dir, %error, "a partition of a former owner cannot be taken over");
+            }
+        }
+    }
+    (adopted, false)
+}
+
+/// What a former owner left to be read is read, and on record as read.
+fn remove_manifest(remote: &Arc<dyn Remote>, open: &Arc<Partition>) {
+    let (remote, open) = (remote.clone(), open.clone());
+    tokio::task::spawn_blocking(move || {
+        // Written by the owner before, under the epoch before, or two before where nobody was named.
+        for epoch in [open.epoch.0 - 1, open.epoch.0 - 2] {
+            let name = manifest_name(open.topic_id, open.index.0, LeaderEpoch(epoch));
+            if let Err(error) = remote.delete(&name) {
+                tracing::debug!(partition = %open, %error, "a manifest that was read stays in the store");
+            }
+        }
+    });
 }
 
 /// Opens partitions side by side. Blocks.

@@ -38,7 +38,8 @@ pub enum Claim {
 impl FrameRoom {
     /// Room for `total` bytes, but always for one request of the largest size.
     pub fn new(total: u64, request_max: u32) -> FrameRoom {
-        let total = total.max(u64::from(request_max)).min(Semaphore::MAX_PERMITS as u64);
+        // The length before a frame counts too.
+        let total = total.max(u64::from(request_max) + 4).min(Semaphore::MAX_PERMITS as u64);
         FrameRoom { bytes: Arc::new(Semaphore::new(total as usize)) }
     }
 

@@ -155,7 +155,10 @@ impl Etcd {
                 Err(members::Refusal::Compacted) if revision > 0 => return Ok(None),
                 Err(refusal) => return Err(refusal.into()),
             };
-            revision = page.header.map_or(revision, |header| header.revision);
+            if revision == 0 {
+                // Later pages name the latest revision too, not the one that they are of.
+                revision = page.header.map_or(0, |header| header.revision);
+            }
             let Some(last) = page.kvs.last() else { return Ok(Some(items)) };
             // The next key that there can be.
             key = [&last.key[..], &[0]].concat();

@@ -117,8 +117,11 @@ impl Remote for S3 {
         super::refuse_root(name)?;
         let path = self.bucket.object(name)?;
         self.run(&format!("delete {name}"), LIST_BYTES, |bucket| async move {
-            bucket.delete_one(&path).await?;
+            // Servers that keep objects as files cannot remove a directory as if it were one.
             let below = bucket.all_below(&path).await?;
+            if below.is_empty() {
+                return bucket.delete_one(&path).await;
+            }
             bucket.delete_all(below.into_iter().map(|(path, _)| path).collect()).await
         })
     }
@@ -363,8 +366,13 @@ fn is_denied(error: &Error) -> bool {
 
 /// A range of which the object has not one byte.
 fn is_beyond_the_end(error: &Error) -> bool {
+    if matches!(error, Error::NotFound { .. }) {
+        return false;
+    }
     let text = error.to_string();
-    text.contains("416") || text.contains("InvalidRange")
+    text.contains("status code: 416")
+        || text.contains("416 Range Not Satisfiable")
+        || text.contains("<Code>InvalidRange")
 }
 
 impl fmt::Debug for S3Credentials {

@@ -133,7 +133,9 @@ fn parse(life: Life, path: &str, mut bytes: Bytes) -> Result<Vec<Block>, StoreEr
             Err(error) if holds_a_block(life, &bytes) => {
                 return Err(damaged(format!("{error} at {at}, and whole blocks come after it")));
             }
-            Err(BlockError::Short | BlockError::Damaged(_)) => break,
+            Err(BlockError::Short) => break,
+            // All of it is there, and it is not what was written.
+            Err(BlockError::Damaged(what)) => return Err(damaged(format!("{what} at {at}"))),
         }
     }
     Ok(blocks)
