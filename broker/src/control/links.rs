@@ -100,13 +100,14 @@ pub async fn set(broker: &Broker, asked: v1::SetLinkRequest) -> Result<v1::SetLi
 /// Waits until the mirror has the policies as they are now: whether it has this link, and what a person
 /// should know.
 async fn taken(broker: &Broker, peer: &RegionName) -> (bool, Option<String>) {
+    // Also where it has reported nothing yet: it may have the link all the same.
+    let late = !broker.links.policies.wait_taken(generation(broker)).await;
     if !broker.links.peers().iter().any(|(name, _)| name == peer.as_str()) {
         let text = format!(
             "the mirror of this region reports no link to {peer}; the policy is kept for when its configuration has one"
         );
         return (false, Some(text));
     }
-    let late = !broker.links.policies.wait_taken(generation(broker)).await;
     let text = "the mirror of this region has not taken this over yet; it will when it asks again";
     (true, late.then(|| text.to_owned()))
 }
