@@ -30,6 +30,10 @@ e2e-kafka:
 soak rounds="100":
     SEALANE_CRASH_ROUNDS={{rounds}} cargo test --workspace --test crash --test killed_alone --test router_crash -- --nocapture --test-threads 2
 
+# The stores of a cluster and brokers that share them, on real etcd, S3 and HDFS.
+test-cluster *args:
+    cargo test --workspace --features cluster --lib --test cluster {{args}}
+
 # Kills and zombies of a cluster on etcd, S3 and HDFS; SEALANE_CRASH_SEED begins another row.
 soak-cluster rounds="20":
     SEALANE_CRASH_ROUNDS={{rounds}} cargo test --workspace --features cluster --test cluster -- --nocapture --test-threads 1

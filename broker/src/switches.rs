@@ -34,7 +34,8 @@ pub fn state_off() -> bool {
     off("state")
 }
 
-/// A broker of a cluster goes on when its lease is gone, so that the store's fence alone stops it.
+/// A broker of a cluster goes on when its lease is gone and when others own what it had, so that the store's
+/// fence alone stops it.
 pub fn lease_check_off() -> bool {
     off("lease-check")
 }

@@ -114,6 +114,10 @@ impl Member {
         for opened in opened {
             match opened {
                 Ok(partition) => by_topic.entry(partition.topic_id).or_default().push(partition),
+                Err(error) if living.shared.lost().is_some() => {
+                    tracing::debug!(%error, "this life is over while it opens a partition");
+                    all = false;
+                }
                 Err(error) => {
                     tracing::error!(%error, "a partition cannot be opened and is not served");
                     all = false;
