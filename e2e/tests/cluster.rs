@@ -57,7 +57,7 @@ fn brokers_on_hdfs_that_are_killed_under_load_lose_and_repeat_nothing() -> Resul
 /// A broker hangs past its lease and goes on; it looks neither at its lease nor at who owns what now, so that the
 /// store alone stops it.
 fn zombie(store: Store) -> Result<()> {
-    let mut cluster = cluster(store, "lease-check")?;
+    let cluster = cluster(store, "lease-check")?;
     let lines = Lines::start(&cluster, TOPIC)?;
     let rounds = stake::rounds(2);
     let mut refused = 0;
