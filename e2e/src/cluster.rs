@@ -259,7 +259,8 @@ impl Lines {
     pub fn until_more(&self, count: u64) -> Result<()> {
         let (aim, end) = (self.written() + count, Instant::now() + PATIENCE);
         while self.written() < aim {
-            ensure!(!self.feeder.is_finished(), "kcat takes no more lines");
+            let said = || fs::read_to_string(&self.errors).unwrap_or_default();
+            ensure!(!self.feeder.is_finished(), "kcat takes no more lines: {}", said());
             ensure!(Instant::now() < end, "kcat takes lines too slowly");
             std::thread::sleep(Duration::from_millis(5));
         }
