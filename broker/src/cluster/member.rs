@@ -215,9 +215,13 @@ impl Member {
             for (index, record) in (0..).zip(&assigned.object.partitions) {
                 let mine = record.owner == Some(living.life.broker) && topic.has_partition(index);
                 let open = living.owned.get(&(topic.id, index));
+                // A view of before its hand-over still names this life.
+                let former = living.bequeathed.get(&(topic.id, index));
                 // A served record of another life of this broker gets a new epoch from the controller first.
                 let free = !record.taken || record.is_served_by(living.life);
-                if mine && free && open.is_none_or(|open| open.epoch.0 < record.epoch) {
+                let is_new =
+                    |held: Option<&Arc<Partition>>| held.is_none_or(|held| held.epoch.0 < record.epoch);
+                if mine && free && is_new(open) && is_new(former) {
                     missing.push(Taking { topic: topic.clone(), index, record: record.clone() });
                 }
             }
@@ -269,7 +273,9 @@ impl Member {
         for ((topic, index), open) in &living.bequeathed {
             match view.partition(*topic, *index) {
                 // The heir, or the manifest, has it all.
-                Some(record) if !record.lives.contains(&life) => read.push((*topic, *index)),
+                Some(record) if record.epoch > open.epoch.0 && !record.lives.contains(&life) => {
+                    read.push((*topic, *index));
+                }
                 Some(_) => {}
                 // A record that cannot be read is none that is gone.
                 None => {

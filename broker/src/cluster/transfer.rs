@@ -92,6 +92,8 @@ impl Member {
         let mut all = true;
         let (mut adopts, mut open) = (Vec::new(), Vec::new());
         for taking in missing {
+            // It comes back: what is said of it from now on is not of the time before.
+            living.bequeathed.remove(&(taking.topic.id, taking.index));
             match self.adoption(living.life, &taking).await {
                 Ok(Some(adopt)) => adopts.push((adopt, taking)),
                 Ok(None) => open.push(taking),
