@@ -1,26 +1,36 @@
-//! Brokers of one cluster as processes, on a real etcd and a real store, with a load from librdkafka and a reader
-//! that knows nothing of the product.
+//! Brokers of one cluster as processes, on a real etcd and a real store.
+//!
+//! Owns how a broker of a cluster is configured, started, hurt and ended, and what its log says. Loads and readers
+//! are in `cluster/lines.rs` (a real client) and `cluster/writers.rs` (our own, which remember every promise).
+
+mod lines;
+mod writers;
 
 use std::collections::BTreeMap;
 use std::fs::{self, File};
-use std::io::Write;
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
 use rustix::process::{Pid, Signal, kill_process};
+use serde_json::Value;
 use tempfile::TempDir;
+
+pub use lines::{Along, Found, Lines, judge, judge_lines, read};
+pub use writers::{Directory, Promises, Writers};
 
 use crate::clients::PATIENCE;
 use crate::ports::Ports;
+use crate::probe;
 use crate::process::{binary, is_error};
 use crate::stores::etcd::Etcd;
+use crate::stores::front::{Front, FrontFaults};
 use crate::stores::hdfs::Hdfs;
 use crate::stores::s3::S3;
-use crate::{probe, tools};
+
+/// Most brokers of a cluster here.
+pub const BROKERS_MAX: u16 = 4;
 
 /// What keeps the bytes.
 pub enum Store {
@@ -32,13 +42,22 @@ pub enum Store {
 pub struct Cluster {
     pub etcd: Etcd,
     pub store: Store,
+    /// What S3 is reached through, where that was asked for.
+    pub front: Option<Front>,
     ports: Ports,
     dir: TempDir,
     brokers: BTreeMap<u16, Child>,
     starts: u32,
-    /// `SEALANE_TEST_OFF` of the brokers.
-    off: String,
+    /// Lines of the table `[cluster]`, of all brokers.
+    settings: BTreeMap<String, String>,
+    /// Beside or instead of those, of one broker.
+    own_settings: BTreeMap<(u16, String), String>,
+    environment: BTreeMap<String, String>,
 }
+
+/// What all logs held at some moment; [`Cluster::log_since`] tells what came later.
+#[derive(Clone, Debug, Default)]
+pub struct LogMark(BTreeMap<PathBuf, usize>);
 
 impl Store {
     pub fn s3() -> Result<Store> {
@@ -48,22 +67,98 @@ impl Store {
     pub fn hdfs() -> Result<Store> {
         Hdfs::start(3).map(Store::Hdfs)
     }
+
+    /// `s3` or `hdfs`.
+    pub fn named(name: &str) -> Result<Store> {
+        match name {
+            "s3" => Store::s3(),
+            "hdfs" => Store::hdfs(),
+            _ => bail!("{name:?} is neither s3 nor hdfs"),
+        }
+    }
 }
 
 impl Cluster {
     /// Starts etcd with three members, and so many brokers, which serve when this returns.
     pub fn start(store: Store, brokers: u16, off: &str) -> Result<Cluster> {
+        let mut cluster = Cluster::prepare(store)?;
+        cluster.set_environment("SEALANE_TEST_OFF", off);
+        cluster.spawn_all(brokers)?;
+        Ok(cluster)
+    }
+
+    /// Starts etcd with three members, and no broker yet.
+    pub fn prepare(store: Store) -> Result<Cluster> {
         let etcd = Etcd::start(3)?;
         let (ports, dir) = (Ports::take()?, tempfile::Builder::new().prefix("sealane-cluster").tempdir()?);
-        let mut cluster =
-            Cluster { etcd, store, ports, dir, brokers: BTreeMap::new(), starts: 0, off: off.to_owned() };
-        for broker in 0..brokers {
-            cluster.spawn(broker)?;
+        let mut cluster = Cluster {
+            etcd,
+            store,
+            front: None,
+            ports,
+            dir,
+            brokers: BTreeMap::new(),
+            starts: 0,
+            settings: BTreeMap::new(),
+            own_settings: BTreeMap::new(),
+            environment: BTreeMap::new(),
+        };
+        cluster.set("name", "\"test\"");
+        cluster.set("lease_ms", "3000");
+        cluster.set("etcd", &format!("{:?}", cluster.etcd.endpoints()));
+        match &cluster.store {
+            Store::S3(s3) => {
+                let endpoint = format!("{:?}", s3.endpoint());
+                cluster.set("store", &format!("\"s3://{}/test\"", S3::BUCKET));
+                cluster.set("s3_endpoint", &endpoint);
+            }
+            Store::Hdfs(hdfs) => {
+                let url = format!("\"{}/sealane\"", hdfs.url());
+                cluster.set("store", &url);
+            }
         }
-        for broker in 0..brokers {
-            cluster.wait(broker)?;
-        }
+        cluster.set_environment("AWS_ACCESS_KEY_ID", S3::ACCESS_KEY_ID);
+        cluster.set_environment("AWS_SECRET_ACCESS_KEY", S3::SECRET_ACCESS_KEY);
         Ok(cluster)
+    }
+
+    /// Lets brokers that start from now on reach S3 through a front. Without meaning on HDFS.
+    pub fn put_front_before_store(&mut self, seed: u64) -> Result<()> {
+        let Store::S3(s3) = &self.store else { return Ok(()) };
+        let front = Front::start(s3.address(), seed, FrontFaults::default())?;
+        self.set("s3_endpoint", &format!("{:?}", front.endpoint()));
+        self.front = Some(front);
+        Ok(())
+    }
+
+    /// A line of the table `[cluster]` of every broker that starts from now on; the value in TOML.
+    pub fn set(&mut self, key: &str, value: &str) {
+        self.settings.insert(key.to_owned(), value.to_owned());
+    }
+
+    /// As [`Cluster::set`], of one broker alone.
+    pub fn set_of(&mut self, broker: u16, key: &str, value: &str) {
+        self.own_settings.insert((broker, key.to_owned()), value.to_owned());
+    }
+
+    /// Takes back what [`Cluster::set_of`] said.
+    pub fn unset_of(&mut self, broker: u16, key: &str) {
+        self.own_settings.remove(&(broker, key.to_owned()));
+    }
+
+    /// Of every broker that starts from now on.
+    pub fn set_environment(&mut self, name: &str, value: &str) {
+        self.environment.insert(name.to_owned(), value.to_owned());
+    }
+
+    pub fn unset_environment(&mut self, name: &str) {
+        self.environment.remove(name);
+    }
+
+    /// Starts brokers side by side, which serve when this returns.
+    pub fn spawn_all(&mut self, brokers: u16) -> Result<()> {
+        (0..brokers).try_for_each(|broker| self.spawn(broker))?;
+        (0..brokers).try_for_each(|broker| self.wait(broker))
     }
 
     /// Starts a broker, on its identity if it ran before.
@@ -75,10 +170,7 @@ impl Cluster {
         let mut command = Command::new(binary()?);
         command.arg("broker").arg("--config").arg(&config).args(["--log-format", "json"]);
         command.stdin(Stdio::null()).stdout(log.try_clone()?).stderr(log).current_dir(self.dir.path());
-        command.env("SEALANE_TEST_OFF", &self.off);
-        command
-            .env("AWS_ACCESS_KEY_ID", S3::ACCESS_KEY_ID)
-            .env("AWS_SECRET_ACCESS_KEY", S3::SECRET_ACCESS_KEY);
+        command.envs(&self.environment);
         self.brokers.insert(broker, command.spawn()?);
         Ok(())
     }
@@ -88,13 +180,17 @@ impl Cluster {
         let end = Instant::now() + PATIENCE;
         let address = ([127, 0, 0, 1], self.port(broker)).into();
         while !probe::serves(address) {
-            let child = self.brokers.get_mut(&broker).context("it was started")?;
-            let ended = child.try_wait()?;
+            let ended = self.ended(broker)?;
             ensure!(ended.is_none(), "broker {broker} ended with {ended:?}:\n{}", self.logs());
             ensure!(Instant::now() < end, "broker {broker} does not serve:\n{}", self.logs());
             std::thread::sleep(Duration::from_millis(20));
         }
         Ok(())
+    }
+
+    /// How a broker that was started has ended, if it has.
+    pub fn ended(&mut self, broker: u16) -> Result<Option<std::process::ExitStatus>> {
+        Ok(self.brokers.get_mut(&broker).context("it was not started")?.try_wait()?)
     }
 
     /// SIGKILL; nothing of it is left when this returns.
@@ -126,21 +222,41 @@ impl Cluster {
         }
     }
 
+    pub fn pid(&self, broker: u16) -> Result<u32> {
+        Ok(self.brokers.get(&broker).context("it does not run")?.id())
+    }
+
+    pub fn runs(&self, broker: u16) -> bool {
+        self.brokers.contains_key(&broker)
+    }
+
     pub fn port(&self, broker: u16) -> u16 {
         self.ports.base + 100 * broker
     }
 
+    pub fn address(&self, broker: u16) -> String {
+        format!("127.0.0.1:{}", self.port(broker))
+    }
+
+    /// Addresses of all brokers there may be.
+    pub fn addresses(&self) -> Vec<String> {
+        (0..BROKERS_MAX).map(|broker| self.address(broker)).collect()
+    }
+
     /// All brokers, for a client.
     pub fn bootstrap(&self) -> String {
-        let addresses: Vec<String> =
-            (0..4).map(|broker| format!("127.0.0.1:{}", self.port(broker))).collect();
-        addresses.join(",")
+        self.addresses().join(",")
+    }
+
+    /// Where what is written down during a test can lie.
+    pub fn dir(&self) -> &std::path::Path {
+        self.dir.path()
     }
 
     /// `sealane` with these arguments, against one broker; what it prints.
     pub fn cli(&self, broker: u16, arguments: &[&str]) -> Result<String> {
-        let server = format!("127.0.0.1:{}", self.port(broker));
-        let output = Command::new(binary()?).args(arguments).args(["--server", &server]).output()?;
+        let output =
+            Command::new(binary()?).args(arguments).args(["--server", &self.address(broker)]).output()?;
         let printed = String::from_utf8_lossy(&output.stdout).into_owned();
         ensure!(
             output.status.success(),
@@ -150,17 +266,60 @@ impl Cluster {
         Ok(printed)
     }
 
+    /// What a command says that must be refused.
+    pub fn cli_refused(&self, broker: u16, arguments: &[&str]) -> Result<String> {
+        match self.cli(broker, arguments) {
+            Ok(printed) => bail!("sealane {arguments:?} is not refused: {printed}"),
+            Err(error) => Ok(error.to_string()),
+        }
+    }
+
+    /// `sealane cluster status`, as one broker sees it.
+    pub fn status(&self, asked: u16) -> Result<Value> {
+        Ok(serde_json::from_str(&self.cli(asked, &["cluster", "status", "--output", "json"])?)?)
+    }
+
+    /// Waits until the cluster is as it should be, as one broker sees it.
+    pub fn until(&self, asked: u16, what: &str, enough: impl Fn(&Value) -> bool) -> Result<()> {
+        let end = Instant::now() + PATIENCE;
+        loop {
+            let status = self.status(asked);
+            if status.as_ref().is_ok_and(&enough) {
+                return Ok(());
+            }
+            ensure!(Instant::now() < end, "{what} does not come: {status:?}\n{}", self.logs());
+            std::thread::sleep(Duration::from_millis(50));
+        }
+    }
+
+    /// Waits until so many brokers are alive, as one of them sees it.
+    pub fn until_alive(&self, asked: u16, count: usize) -> Result<()> {
+        let what = format!("a cluster of {count} brokers");
+        self.until(asked, &what, |status| status["brokers"].as_array().is_some_and(|b| b.len() == count))
+    }
+
     /// What all brokers wrote, all of their lives.
     pub fn logs(&self) -> String {
-        let mut text = String::new();
-        for start in 1..=self.starts {
-            for broker in 0..4 {
-                if let Ok(log) = fs::read_to_string(self.log_file(start, broker)) {
-                    text.push_str(&format!("--- start {start}, broker {broker}\n{log}\n"));
-                }
+        self.log_since(&LogMark::default())
+    }
+
+    /// What all brokers wrote up to now.
+    pub fn mark_logs(&self) -> LogMark {
+        let length = |(file, text): (PathBuf, String)| (file, text.len());
+        LogMark(self.log_texts().map(length).collect())
+    }
+
+    /// What all brokers wrote since then, a file after the other.
+    pub fn log_since(&self, mark: &LogMark) -> String {
+        let mut all = String::new();
+        for (file, text) in self.log_texts() {
+            let new = text.get(mark.0.get(&file).copied().unwrap_or(0)..).unwrap_or_default();
+            if !new.is_empty() {
+                let name = file.file_name().map(|name| name.to_string_lossy().into_owned());
+                all.push_str(&format!("--- {}\n{new}\n", name.unwrap_or_default()));
             }
         }
-        text
+        all
     }
 
     /// How many lines of the logs hold this text.
@@ -177,26 +336,32 @@ impl Cluster {
         }
     }
 
+    fn log_texts(&self) -> impl Iterator<Item = (PathBuf, String)> {
+        let files = (1..=self.starts).flat_map(|start| (0..BROKERS_MAX).map(move |broker| (start, broker)));
+        files.filter_map(|(start, broker)| {
+            let file = self.log_file(start, broker);
+            let bytes = fs::read(&file).ok()?;
+            Some((file, String::from_utf8_lossy(&bytes).into_owned()))
+        })
+    }
+
     fn log_file(&self, start: u32, broker: u16) -> PathBuf {
         self.dir.path().join(format!("{start:03}-broker-{broker}.log"))
     }
 
     fn config(&self, broker: u16) -> String {
         let port = self.port(broker);
-        let store = match &self.store {
-            Store::S3(s3) => {
-                format!("store = \"s3://{}/test\"\ns3_endpoint = \"{}\"\n", S3::BUCKET, s3.endpoint())
-            }
-            Store::Hdfs(hdfs) => format!("store = \"{}/sealane\"\n", hdfs.url()),
-        };
+        let mut settings = self.settings.clone();
+        let own = self.own_settings.iter().filter(|((of, _), _)| *of == broker);
+        settings.extend(own.map(|((_, key), value)| (key.clone(), value.clone())));
+        let settings: String = settings.iter().map(|(key, value)| format!("{key} = {value}\n")).collect();
         format!(
             "data_dir = {:?}\nregion = \"east\"\ncontrol_bind = \"127.0.0.1:{}\"\nhttp_bind = \"127.0.0.1:{}\"\n\
              [[listeners]]\nname = \"plain\"\nbind = \"127.0.0.1:{port}\"\n\
-             [cluster]\nname = \"test\"\netcd = {:?}\nlease_ms = 3000\n{store}",
+             [cluster]\n{settings}",
             self.dir.path().join(format!("data-{broker}")),
             port + 2,
             port + 3,
-            self.etcd.endpoints(),
         )
     }
 }
@@ -209,124 +374,4 @@ impl Drop for Cluster {
             let _ = child.wait();
         }
     }
-}
-
-/// Numbered lines that kcat produces, idempotent and `acks=all`, with librdkafka's defaults beside that.
-pub struct Lines {
-    stop: Arc<AtomicBool>,
-    written: Arc<AtomicU64>,
-    feeder: std::thread::JoinHandle<Result<()>>,
-    kcat: Child,
-    errors: PathBuf,
-}
-
-/// Lines each second.
-const LINES_PER_SECOND: u64 = 2_000;
-
-impl Lines {
-    pub fn start(cluster: &Cluster, topic: &str) -> Result<Lines> {
-        let errors = cluster.dir.path().join(format!("kcat-{topic}.log"));
-        let mut command = Command::new(tools::kcat()?);
-        command.args(["-P", "-b", &cluster.bootstrap(), "-t", topic]);
-        for setting in ["enable.idempotence=true", "acks=all", "linger.ms=5", "message.timeout.ms=300000"] {
-            command.args(["-X", setting]);
-        }
-        let mut kcat = command.stdin(Stdio::piped()).stderr(File::create(&errors)?).spawn()?;
-        let mut input = kcat.stdin.take().context("it has a standard input")?;
-        let (stop, written) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicU64::new(0)));
-        let (stopped, count) = (stop.clone(), written.clone());
-        let feeder = std::thread::spawn(move || {
-            let begin = Instant::now();
-            while !stopped.load(Ordering::Relaxed) {
-                let due = begin.elapsed().as_millis() as u64 * LINES_PER_SECOND / 1000;
-                for number in count.load(Ordering::Relaxed)..due {
-                    writeln!(input, "{number}")?;
-                    count.fetch_add(1, Ordering::Relaxed);
-                }
-                input.flush()?;
-                std::thread::sleep(Duration::from_millis(5));
-            }
-            Ok(())
-        });
-        Ok(Lines { stop, written, feeder, kcat, errors })
-    }
-
-    pub fn written(&self) -> u64 {
-        self.written.load(Ordering::Relaxed)
-    }
-
-    /// Waits until so many more lines were written.
-    pub fn until_more(&self, count: u64) -> Result<()> {
-        let (aim, end) = (self.written() + count, Instant::now() + PATIENCE);
-        while self.written() < aim {
-            let said = || fs::read_to_string(&self.errors).unwrap_or_default();
-            ensure!(!self.feeder.is_finished(), "kcat takes no more lines: {}", said());
-            ensure!(Instant::now() < end, "kcat takes lines too slowly");
-            std::thread::sleep(Duration::from_millis(5));
-        }
-        Ok(())
-    }
-
-    /// Ends the input and waits until all of it is acknowledged; how many lines that is.
-    pub fn finish(mut self) -> Result<u64> {
-        self.stop.store(true, Ordering::Relaxed);
-        self.feeder.join().expect("it returns its errors")?;
-        let end = Instant::now() + PATIENCE;
-        loop {
-            let said = || fs::read_to_string(&self.errors).unwrap_or_default();
-            match self.kcat.try_wait()? {
-                Some(status) if status.success() => break,
-                Some(status) => bail!("kcat ended with {status}: {}", said()),
-                None if Instant::now() > end => {
-                    self.kcat.kill()?;
-                    self.kcat.wait()?;
-                    bail!("not everything is acknowledged: {}", said());
-                }
-                None => std::thread::sleep(Duration::from_millis(20)),
-            }
-        }
-        let said = fs::read_to_string(&self.errors).unwrap_or_default();
-        ensure!(!said.contains("Delivery failed"), "kcat gave lines up: {said}");
-        Ok(self.written.load(Ordering::Relaxed))
-    }
-}
-
-/// Every line from 0 to `count` is in the topic exactly once, and each partition has them in order.
-pub fn judge(cluster: &Cluster, topic: &str, count: u64) -> Result<()> {
-    let mut command = Command::new(tools::kcat()?);
-    command.args([
-        "-C",
-        "-b",
-        &cluster.bootstrap(),
-        "-t",
-        topic,
-        "-o",
-        "beginning",
-        "-e",
-        "-f",
-        "%p %o %s\\n",
-    ]);
-    let output = command.stdin(Stdio::null()).output()?;
-    ensure!(output.status.success(), "kcat: {}", String::from_utf8_lossy(&output.stderr));
-    let mut seen = vec![0u8; count as usize];
-    let mut last: BTreeMap<u32, (i64, u64)> = BTreeMap::new();
-    for line in String::from_utf8_lossy(&output.stdout).lines() {
-        let mut words = line.split(' ');
-        let mut word = || words.next().with_context(|| format!("not three words: {line}"));
-        let (partition, offset, number): (u32, i64, u64) =
-            (word()?.parse()?, word()?.parse()?, word()?.parse()?);
-        let place = seen.get_mut(number as usize).with_context(|| format!("line {number} was never sent"))?;
-        *place += 1;
-        ensure!(*place == 1, "line {number} is there twice");
-        if let Some((before, earlier)) = last.insert(partition, (offset, number)) {
-            ensure!(offset > before && number > earlier, "partition {partition}: {earlier} before {number}");
-        }
-    }
-    let lost = seen.iter().filter(|times| **times == 0).count();
-    ensure!(
-        lost == 0,
-        "{lost} of {count} acknowledged lines are lost, the first is {:?}",
-        seen.iter().position(|t| *t == 0)
-    );
-    Ok(())
 }

@@ -23,6 +23,8 @@ pub mod relay;
 pub mod server;
 pub mod services;
 pub mod single;
+#[cfg(feature = "cluster")]
+pub mod soak;
 pub mod stake;
 #[cfg(feature = "cluster")]
 pub mod stores;

@@ -27,6 +27,19 @@ pub struct FrontFaults {
     /// Not answered for `hang`, then forwarded.
     pub hang_first: u64,
     pub hang: Duration,
+    /// Conditional writes are forwarded as unconditional ones, all of them: no store to build a fence on.
+    pub is_careless: bool,
+}
+
+/// What went through a front.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct FrontCounts {
+    pub requests: u64,
+    pub puts: u64,
+    /// Of the bodies of requests.
+    pub bytes_in: u64,
+    /// Of answers, heads included.
+    pub bytes_out: u64,
 }
 
 pub struct Front {
@@ -40,6 +53,7 @@ struct Shared {
     dice: Mutex<Dice>,
     stop: AtomicBool,
     harmed: AtomicU64,
+    counts: Mutex<FrontCounts>,
 }
 
 impl Front {
@@ -52,6 +66,7 @@ impl Front {
             dice: Mutex::new(Dice::new(seed)),
             stop: AtomicBool::new(false),
             harmed: AtomicU64::new(0),
+            counts: Mutex::default(),
         });
         let front = Front { address, shared: shared.clone() };
         std::thread::spawn(move || {
@@ -79,6 +94,10 @@ impl Front {
     pub fn harmed(&self) -> u64 {
         self.shared.harmed.load(Ordering::SeqCst)
     }
+
+    pub fn counts(&self) -> FrontCounts {
+        *self.shared.counts.lock().expect("no front thread panics")
+    }
 }
 
 impl Drop for Front {
@@ -91,7 +110,12 @@ impl Drop for Front {
 
 impl Shared {
     fn serve(&self, mut near: TcpStream) -> Result<()> {
-        let request = read_request(&mut near)?;
+        let mut request = read_request(&mut near)?;
+        self.count(|counts| {
+            counts.requests += 1;
+            counts.puts += u64::from(request.head.starts_with("PUT "));
+            counts.bytes_in += request.body.len() as u64;
+        });
         let faults = *self.faults.lock().expect("no front thread panics");
         let hits = |per_mille: u64| {
             let hit = self.dice.lock().expect("no front thread panics").below(1_000) < per_mille;
@@ -116,19 +140,50 @@ impl Shared {
         if hits(faults.hang_first) {
             std::thread::sleep(faults.hang);
         }
+        if faults.is_careless {
+            request.drop_field("if-none-match");
+        }
         let mut far = TcpStream::connect(self.target)?;
-        far.write_all(&request)?;
+        far.write_all(&request.bytes())?;
         let mut answer = Vec::new();
         far.read_to_end(&mut answer)?;
+        self.count(|counts| counts.bytes_out += answer.len() as u64);
         if !hits(faults.lost) {
             near.write_all(&answer)?;
         }
         Ok(())
     }
+
+    fn count(&self, change: impl FnOnce(&mut FrontCounts)) {
+        change(&mut self.counts.lock().expect("no front thread panics"));
+    }
 }
 
-/// A request whole, told to be the last of its connection.
-fn read_request(stream: &mut TcpStream) -> Result<Vec<u8>> {
+/// A request whole.
+struct Request {
+    /// Its lines, without the empty one that ends them.
+    head: String,
+    body: Vec<u8>,
+}
+
+impl Request {
+    /// `name` in lower case.
+    fn drop_field(&mut self, name: &str) {
+        let is_other =
+            |line: &&str| line.split_once(':').is_none_or(|(key, _)| !key.trim().eq_ignore_ascii_case(name));
+        self.head = self.head.lines().filter(is_other).collect::<Vec<_>>().join("\r\n");
+    }
+
+    /// Told to be the last of its connection.
+    fn bytes(&mut self) -> Vec<u8> {
+        self.drop_field("connection");
+        let mut bytes = format!("{}\r\nConnection: close\r\n\r\n", self.head).into_bytes();
+        bytes.extend_from_slice(&self.body);
+        bytes
+    }
+}
+
+fn read_request(stream: &mut TcpStream) -> Result<Request> {
     let mut bytes = Vec::new();
     let mut buffer = vec![0; 64 << 10];
     let head = loop {
@@ -151,9 +206,6 @@ fn read_request(stream: &mut TcpStream) -> Result<Vec<u8>> {
         anyhow::ensure!(read > 0, "the client went away");
         body.extend_from_slice(&buffer[..read]);
     }
-    let kept = text.lines().filter(|line| !line.to_ascii_lowercase().starts_with("connection:"));
-    let kept = kept.filter(|line| !line.is_empty()).collect::<Vec<_>>().join("\r\n");
-    let mut request = format!("{kept}\r\nConnection: close\r\n\r\n").into_bytes();
-    request.extend_from_slice(&body);
-    Ok(request)
+    let head = text.lines().filter(|line| !line.is_empty()).collect::<Vec<_>>().join("\r\n");
+    Ok(Request { head, body })
 }

@@ -3,6 +3,7 @@
 //! Both keep create-if-absent. gofakes3 is built in seconds and starts at once, and its listings ignore
 //! `start-after`; SeaweedFS takes minutes to build, and half a minute to come back after a kill.
 
+use std::net::{Ipv4Addr, SocketAddr};
 use std::path::PathBuf;
 use std::process::Command;
 
@@ -79,6 +80,10 @@ impl S3 {
 
     pub fn endpoint(&self) -> String {
         format!("http://127.0.0.1:{}", self.ports.base)
+    }
+
+    pub fn address(&self) -> SocketAddr {
+        (Ipv4Addr::LOCALHOST, self.ports.base).into()
     }
 
     pub fn daemon(&mut self) -> &mut Daemon {
