@@ -29,6 +29,7 @@ use crate::partition::{Flusher, OpenPartition, Partition, Settings};
 use crate::producer_ids::ProducerIds;
 use crate::server::{FrameRoom, ListenerInfo};
 use crate::topics::{Topic, TopicRegistry};
+use crate::waiting::may_wait;
 
 /// Who this broker is, as the metadata store remembers it.
 #[derive(Clone, Debug)]
@@ -142,13 +143,9 @@ impl Broker {
         partitions.get(topic)?.get(usize::try_from(index).ok()?)?.clone()
     }
 
-    /// Does what may wait for a remote store. The other tasks of this thread go on elsewhere meanwhile, the one
-    /// that renews the lease before all.
+    /// Does what may wait for the store where that is a remote one.
     pub fn may_wait<T>(&self, work: impl FnOnce() -> T) -> T {
-        match self.cluster {
-            Some(_) => tokio::task::block_in_place(work),
-            None => work(),
-        }
+        if self.cluster.is_some() { may_wait(work) } else { work() }
     }
 
     /// What is said about a partition that is not here: another broker has it, or nobody.

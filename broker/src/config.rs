@@ -96,6 +96,9 @@ chassis::config! {
         pub log_bytes_max: u64 = 256 << 20,
         /// Memory for reading from the store.
         pub cache_bytes_max: u64 = 64 << 20,
+        /// How often the controller removes what nobody needs any more: logs of lives that are over,
+        /// manifests that were read.
+        pub sweep_ms: u32 = 60_000,
     }
 
     /// The Kafka-compatible broker.

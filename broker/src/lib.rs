@@ -22,6 +22,7 @@ pub mod service;
 mod switches;
 mod topic_changes;
 pub mod topics;
+mod waiting;
 
 pub use broker::Broker;
 pub use config::Config;

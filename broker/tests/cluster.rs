@@ -47,6 +47,7 @@ async fn leases_that_are_lost_again_and_again_lose_and_repeat_nothing() {
     let sent = load.stop().await;
     println!("{} acknowledged, {} sent again, over 9 lost leases", sent.acknowledged(), sent.again);
     assert!(sent.acknowledged() > 0 && sent.again > 0, "something was at stake");
+    eventually("logs of lives that are over are removed", async || nodes.lives() <= 3).await;
     nodes.check(TOPIC, &sent).await.unwrap();
     nodes.stop().await;
 }
@@ -115,6 +116,8 @@ async fn a_broker_that_joins_takes_its_share_and_one_that_stops_gives_it_back() 
     .await;
     load.until_more(100).await;
     let sent = load.stop().await;
+    eventually("manifests that were read are removed", async || nodes.objects("manifests") == 0).await;
+    eventually("nothing is left of the broker that stopped", async || nodes.lives() <= 2).await;
     nodes.check(TOPIC, &sent).await.unwrap();
     nodes.stop().await;
 }

@@ -9,10 +9,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use broker_core::placement::{self, Brokers, Place, Step};
-use broker_store::{Change, MetaError, MetaStore, Remote, StoreError, StorePath, Version};
+use broker_store::{Change, MetaError, MetaStore, Remote, Version};
 use kafka::TopicId;
 use tokio_util::sync::CancellationToken;
 
+use super::janitor::{Janitor, remove_objects};
 use super::objects::{AssignmentObject, CONTROLLER, PartitionObject, assignment_key};
 use super::view::{View, Views};
 use crate::config::Role;
@@ -33,6 +34,8 @@ pub struct Controller {
     pub remote: Arc<dyn Remote>,
     /// How long a controller that died keeps the office.
     pub lease: Duration,
+    /// Between two looks for what nobody needs any more.
+    pub sweep_every: Duration,
 }
 
 impl Controller {
@@ -70,6 +73,16 @@ impl Controller {
             }
         };
         tracing::info!(broker = self.me, "this broker is the controller");
+        let janitor = Janitor::new(self.meta.clone(), self.remote.clone(), self.topics.clone());
+        tokio::select! {
+            ended = self.decide(office) => ended,
+            () = lease.lost() => Err(MetaError::GuardGone),
+            never = janitor.run(self.sweep_every) => match never {},
+        }
+    }
+
+    /// Writes what should change, until the office is gone.
+    async fn decide(&self, office: Version) -> Result<(), MetaError> {
         let mut views = self.views.changes();
         let mut topics = self.topics.changes();
         loop {
@@ -83,7 +96,6 @@ impl Controller {
                 _ = views.changed() => {}
                 _ = topics.changed() => {}
                 () = tokio::time::sleep(LOOK_AGAIN) => {}
-                () = lease.lost() => return Err(MetaError::GuardGone),
             }
         }
     }
@@ -111,35 +123,16 @@ impl Controller {
                 continue;
             }
             match self.meta.delete_if(&assignment_key(*topic), assigned.version).await {
-                Ok(()) => self.remove_objects(*topic).await,
+                Ok(()) => {
+                    if let Err(error) = remove_objects(&self.remote, &self.topics, *topic).await {
+                        tracing::warn!(topic_id = %topic.0, %error, "objects of a deleted topic are removed later");
+                    }
+                }
                 Err(MetaError::Conflict { .. }) => {}
                 Err(error) => return Err(error),
             }
         }
         Ok(())
-    }
-
-    /// What a deleted topic left in the store. Owners that have not heard yet read nothing any more.
-    async fn remove_objects(&self, topic: TopicId) {
-        let remote = self.remote.clone();
-        let removed = tokio::task::spawn_blocking(move || {
-            for root in ["data", "manifests"] {
-                let dir = StorePath::parse(&format!("{root}/{}", topic.0));
-                remote.delete(&dir.map_err(|error| StoreError::Io(error.to_string()))?)?;
-            }
-            Ok::<(), StoreError>(())
-        });
-        match removed.await {
-            Ok(Ok(())) => {
-                if let Err(error) = self.topics.files_gone(topic).await {
-                    tracing::debug!(topic_id = %topic.0, %error, "that its objects are gone is not noted");
-                }
-            }
-            Ok(Err(error)) => {
-                tracing::warn!(topic_id = %topic.0, %error, "objects of a deleted topic stay in the store");
-            }
-            Err(_) => {}
-        }
     }
 
     /// The assignments that differ from what is there.

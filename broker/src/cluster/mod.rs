@@ -6,6 +6,7 @@
 
 mod controller;
 mod follow;
+mod janitor;
 mod member;
 mod objects;
 mod start;

@@ -73,6 +73,7 @@ impl Joining {
                 topics: broker.topics.clone(),
                 remote: self.stores.remote.clone(),
                 lease,
+                sweep_every: Duration::from_millis(u64::from(self.config.sweep_ms.max(100))),
             };
             broker.service.spawn_child(controller.run(broker.service.stopping().clone()));
         }

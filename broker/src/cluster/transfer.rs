@@ -91,7 +91,11 @@ impl Member {
     ) -> Result<bool, MetaError> {
         let mut all = true;
         let (mut adopts, mut open) = (Vec::new(), Vec::new());
+        let mut manifests = HashMap::new();
         for taking in missing {
+            if let Some(manifest) = &taking.record.manifest {
+                manifests.insert((taking.topic.id, taking.index), manifest.clone());
+            }
             // It comes back: what is said of it from now on is not of the time before.
             living.bequeathed.remove(&(taking.topic.id, taking.index));
             match self.adoption(living.life, &taking).await {
@@ -104,7 +108,6 @@ impl Member {
             }
         }
         let (broker, shared) = (self.broker.clone(), living.shared.clone());
-        let remote = self.stores.remote.clone();
         let opened = tokio::task::spawn_blocking(move || {
             let (adopted, whole) = adopt_what_can_be(&shared, adopts);
             open.extend(adopted);
@@ -127,6 +130,7 @@ impl Member {
             }
         }
         let life = living.life.to_string();
+        let mut failed = None;
         for (topic, partitions) in by_topic {
             let wanted: Vec<_> = partitions.iter().map(|open| (open.index.0, open.epoch)).collect();
             let taken = |record: &mut PartitionObject| {
@@ -134,11 +138,19 @@ impl Member {
                 record.manifest = None;
                 record.taken = true;
             };
-            let recorded = self.record(living, topic, &wanted, taken).await?;
+            let recorded = self.record(living, topic, &wanted, taken).await;
+            let Ok(recorded) = recorded else {
+                // It may be on record all the same: it stays in the log, and is opened again when that is known.
+                partitions.iter().for_each(|open| open.close());
+                failed = failed.or(recorded.err());
+                continue;
+            };
             for open in partitions {
                 if recorded.contains(&open.index.0) {
                     living.shared.confirm(std::slice::from_ref(open.directory()));
-                    remove_manifest(&remote, &open);
+                    if let Some(manifest) = manifests.remove(&(topic, open.index.0)) {
+                        remove_manifest(&self.stores.remote, manifest);
+                    }
                     living.owned.insert((topic, open.index.0), open.clone());
                     self.broker.serve_partition(open);
                 } else {
@@ -148,7 +160,7 @@ impl Member {
                 }
             }
         }
-        Ok(all)
+        failed.map_or(Ok(all), Err)
     }
 
     async fn adoption(&self, life: Life, taking: &Taking) -> Result<Option<Inheritance>, StoreError> {
@@ -228,8 +240,9 @@ impl Member {
 /// Largest manifest.
 const MANIFEST_BYTES_MAX: usize = 64 << 20;
 
-fn manifest_name(topic: TopicId, index: i32, epoch: LeaderEpoch) -> StorePath {
-    StorePath::parse(&format!("manifests/{}/{index}/{}", topic.0, epoch.0))
+/// `manifests/<topic id>/<partition>-<epoch>`.
+pub(super) fn manifest_name(topic: TopicId, index: i32, epoch: LeaderEpoch) -> StorePath {
+    StorePath::parse(&format!("manifests/{}/{index}-{}", topic.0, epoch.0))
         .expect("ids and numbers are legal names")
 }
 
@@ -258,15 +271,12 @@ fn adopt_what_can_be(shared: &Shared, adopts: Vec<(Inheritance, Taking)>) -> (Ve
 }
 
 /// What a former owner left to be read is read, and on record as read.
-fn remove_manifest(remote: &Arc<dyn Remote>, open: &Arc<Partition>) {
-    let (remote, open) = (remote.clone(), open.clone());
+fn remove_manifest(remote: &Arc<dyn Remote>, name: String) {
+    let remote = remote.clone();
     tokio::task::spawn_blocking(move || {
-        // Written by the owner before, under the epoch before, or two before where nobody was named.
-        for epoch in [open.epoch.0 - 1, open.epoch.0 - 2] {
-            let name = manifest_name(open.topic_id, open.index.0, LeaderEpoch(epoch));
-            if let Err(error) = remote.delete(&name) {
-                tracing::debug!(partition = %open, %error, "a manifest that was read stays in the store");
-            }
+        let Ok(path) = StorePath::parse(&name) else { return };
+        if let Err(error) = remote.delete(&path) {
+            tracing::debug!(%name, %error, "a manifest that was read stays until the controller finds it");
         }
     });
 }

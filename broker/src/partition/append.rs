@@ -23,6 +23,7 @@ use super::{Condition, Durability, Partition, Position, Queued, Settings, State,
 use crate::lanes::classify;
 use crate::log::BatchKind;
 use crate::log::recovery::{apply_marker, judge_of_unit, marker_kind};
+use crate::waiting::may_wait;
 
 /// A batch of a client, its CRC and records checked.
 pub struct Append<'a> {
@@ -133,6 +134,15 @@ struct Write<'a> {
 impl Partition {
     /// Appends a client's batch, or finds that it is there already.
     pub fn append(&self, request: Append<'_>) -> Result<Appended, AppendError> {
+        self.may_wait(|| self.append_batch(request))
+    }
+
+    /// Does what may wait for room in a remote store; what is local never waits for long.
+    fn may_wait<T>(&self, work: impl FnOnce() -> T) -> T {
+        if self.store.is_remote() { may_wait(work) } else { work() }
+    }
+
+    fn append_batch(&self, request: Append<'_>) -> Result<Appended, AppendError> {
         let settings = self.settings();
         let mut state = self.state.lock();
         state.check_serving()?;
@@ -201,6 +211,15 @@ impl Partition {
         now: TimestampMs,
         check: impl FnOnce(&Fold) -> Result<(), E>,
     ) -> Result<Result<Offset, E>, AppendError> {
+        self.may_wait(|| self.append_checked(marker, now, check))
+    }
+
+    fn append_checked<E>(
+        &self,
+        marker: &Marker,
+        now: TimestampMs,
+        check: impl FnOnce(&Fold) -> Result<(), E>,
+    ) -> Result<Result<Offset, E>, AppendError> {
         let settings = self.settings();
         let mut state = self.state.lock();
         state.check_serving()?;
@@ -231,6 +250,15 @@ impl Partition {
         if !in_order || unit.batches[0].header.base_offset < unit.first {
             return Err(UnitError::Disorder);
         }
+        self.may_wait(|| self.append_unit_from(unit, next, now))
+    }
+
+    fn append_unit_from(
+        &self,
+        unit: &MirrorUnit,
+        next: Offset,
+        now: TimestampMs,
+    ) -> Result<UnitOutcome, UnitError> {
         let settings = self.settings();
         let mut state = self.state.lock();
         state.check_serving()?;

@@ -50,6 +50,11 @@ pub trait SegmentStore: Send + Sync {
     /// From now on every writer below `dir` that exists is [`StoreError::Fenced`].
     /// [`StoreError::Fenced`] if `dir` was fenced with a higher epoch before.
     fn fence(&self, dir: &StorePath, epoch: u64) -> Result<(), StoreError>;
+
+    /// Whether calls that only append or read may wait for another machine.
+    fn is_remote(&self) -> bool {
+        false
+    }
 }
 
 /// Where a file ended when a flush of the whole store was asked for.
@@ -135,5 +140,9 @@ impl<S: SegmentStore + ?Sized> SegmentStore for Arc<S> {
 
     fn fence(&self, dir: &StorePath, epoch: u64) -> Result<(), StoreError> {
         (**self).fence(dir, epoch)
+    }
+
+    fn is_remote(&self) -> bool {
+        (**self).is_remote()
     }
 }

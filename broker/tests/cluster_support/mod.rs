@@ -69,6 +69,7 @@ impl Nodes {
         let cluster = ClusterConfig {
             identity: format!("node-{}", self.names),
             lease_ms: 2_000,
+            sweep_ms: 200,
             ..ClusterConfig::default()
         };
         let config = Config {
@@ -183,6 +184,11 @@ impl Nodes {
 
     pub fn objects(&self, dir: &str) -> usize {
         self.remote.list(&StorePath::parse(dir).unwrap()).unwrap().len()
+    }
+
+    /// Lives whose logs are still there.
+    pub fn lives(&self) -> usize {
+        self.remote.lives().unwrap().len()
     }
 
     pub async fn keys(&self, prefix: &str) -> usize {

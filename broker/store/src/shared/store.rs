@@ -66,6 +66,10 @@ impl SegmentStore for Shared {
     fn fence(&self, dir: &StorePath, epoch: u64) -> Result<(), StoreError> {
         self.inner.core.lock().fence(dir, epoch)
     }
+
+    fn is_remote(&self) -> bool {
+        true
+    }
 }
 
 struct LogWriter {

@@ -1,0 +1,204 @@
+//! What nobody needs any more: logs of lives that are over, manifests, objects of deleted topics.
+//!
+//! The controller looks now and then. Everything is judged by what the metadata store says when it is
+//! asked, not by the view, so that a former controller does no harm either: a life that is not registered
+//! gets on no record any more, so one that is on none afterwards is needed by nobody.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
+use std::convert::Infallible;
+use std::sync::Arc;
+use std::time::Duration;
+
+use broker_store::{Item, Life, MetaError, MetaStore, Remote, StoreError, StorePath};
+use kafka::TopicId;
+use tokio::time::MissedTickBehavior;
+use uuid::Uuid;
+
+use super::objects::{ASSIGNMENTS, AssignmentObject, BROKERS, BrokerObject, IDS, IdObject};
+use crate::topics::TopicRegistry;
+
+/// The looks of one controller.
+pub struct Janitor {
+    meta: Arc<dyn MetaStore>,
+    remote: Arc<dyn Remote>,
+    topics: Arc<TopicRegistry>,
+    /// The latest lives of brokers that are not registered, and how often they were seen so: such a life may
+    /// be about to begin.
+    absent: HashMap<Life, u32>,
+}
+
+/// What one look removed.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Swept {
+    pub lives: usize,
+    pub manifests: usize,
+    pub topics: usize,
+}
+
+/// Looks after which a broker that is not there is not taken to be about to begin.
+const ABSENT_MIN: u32 = 5;
+
+type Assignments = BTreeMap<TopicId, AssignmentObject>;
+
+impl Janitor {
+    pub fn new(meta: Arc<dyn MetaStore>, remote: Arc<dyn Remote>, topics: Arc<TopicRegistry>) -> Janitor {
+        Janitor { meta, remote, topics, absent: HashMap::new() }
+    }
+
+    /// Looks once. What fails is left for the next time.
+    pub async fn look(&mut self) -> Result<Swept, MetaError> {
+        let remote = self.remote.clone();
+        let lives = blocking(move || remote.lives()).await?;
+        let over = self.over(lives).await?;
+        // Read after the registrations.
+        let assignments = self.assignments().await?;
+        let records = assignments.values().flat_map(|object| &object.partitions);
+        let needed: HashSet<String> = records.flat_map(|record| record.lives.clone()).collect();
+        let mut swept = Swept::default();
+        for life in over.into_iter().filter(|life| !needed.contains(&life.to_string())) {
+            let remote = self.remote.clone();
+            blocking(move || forget(&*remote, life)).await?;
+            tracing::info!(%life, "the log of a life that is over was removed");
+            self.absent.remove(&life);
+            swept.lives += 1;
+        }
+        swept.manifests = self.manifests(&assignments).await?;
+        for topic in self.topics.deleted().await? {
+            // While a record is there, the controller has not deleted it yet.
+            if self.topics.by_id(topic).is_none() && !assignments.contains_key(&topic) {
+                remove_objects(&self.remote, &self.topics, topic).await?;
+                swept.topics += 1;
+            }
+        }
+        Ok(swept)
+    }
+
+    /// Looks again and again.
+    pub async fn run(mut self, every: Duration) -> Infallible {
+        let mut look = tokio::time::interval(every);
+        look.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        loop {
+            look.tick().await;
+            if let Err(error) = self.look().await {
+                tracing::debug!(%error, "what nobody needs any more is removed later");
+            }
+        }
+    }
+
+    /// Those whose broker leads another life by now, or has been away for long.
+    async fn over(&mut self, lives: Vec<Life>) -> Result<Vec<Life>, MetaError> {
+        let ids = self.meta.list(IDS).await?;
+        let mut latest: HashMap<i32, u64> = HashMap::new();
+        for id in ids.iter().filter_map(parsed::<IdObject>) {
+            // A number that was claimed has an object of its own, with no lives.
+            let known = latest.entry(id.broker).or_insert(0);
+            *known = id.lives.max(*known);
+        }
+        let registered = self.meta.list(BROKERS).await?;
+        let alive: BTreeSet<Life> = registered
+            .iter()
+            .filter_map(|item| {
+                let broker = item.key.strip_prefix(BROKERS)?.parse().ok()?;
+                Some(Life { broker, epoch: parsed::<BrokerObject>(item)?.life })
+            })
+            .collect();
+        if alive.len() < registered.len() {
+            return Err(MetaError::Corrupt("a registration of a broker".to_owned()));
+        }
+        self.absent.retain(|life, _| lives.contains(life) && !alive.contains(life));
+        let mut over = Vec::new();
+        for life in lives.into_iter().filter(|life| !alive.contains(life)) {
+            let is_latest = latest.get(&life.broker).is_none_or(|latest| life.epoch >= *latest);
+            let seen = self.absent.entry(life).or_insert(0);
+            *seen += 1;
+            if !is_latest || *seen >= ABSENT_MIN {
+                over.push(life);
+            }
+        }
+        Ok(over)
+    }
+
+    async fn assignments(&self) -> Result<Assignments, MetaError> {
+        let mut assignments = Assignments::new();
+        for item in self.meta.list(ASSIGNMENTS).await? {
+            let damaged = || MetaError::Corrupt(format!("object {}", item.key));
+            let id = item.key.strip_prefix(ASSIGNMENTS).and_then(|id| Uuid::parse_str(id).ok());
+            let topic = TopicId(id.ok_or_else(damaged)?);
+            assignments.insert(topic, parsed(&item).ok_or_else(damaged)?);
+        }
+        Ok(assignments)
+    }
+
+    /// Removes those of epochs that are over and that no record names.
+    async fn manifests(&self, assignments: &Assignments) -> Result<usize, MetaError> {
+        let mut removed = 0;
+        for (topic, object) in assignments {
+            let dir = StorePath::parse(&format!("manifests/{}", topic.0));
+            let dir = dir.map_err(|error| MetaError::Corrupt(error.to_string()))?;
+            let (remote, object) = (self.remote.clone(), object.clone());
+            removed += blocking(move || {
+                let mut removed = 0;
+                for entry in remote.list(&dir)? {
+                    let name = dir.join(&entry.name).map_err(|error| StoreError::Io(error.to_string()))?;
+                    if is_over(&entry.name, name.as_str(), &object) {
+                        remote.delete(&name)?;
+                        removed += 1;
+                    }
+                }
+                Ok(removed)
+            })
+            .await?;
+        }
+        Ok(removed)
+    }
+}
+
+/// What a deleted topic left in the store. Owners that have not heard yet read nothing any more.
+pub async fn remove_objects(
+    remote: &Arc<dyn Remote>,
+    topics: &TopicRegistry,
+    topic: TopicId,
+) -> Result<(), MetaError> {
+    let remote = remote.clone();
+    blocking(move || {
+        for root in ["data", "manifests"] {
+            let dir = StorePath::parse(&format!("{root}/{}", topic.0));
+            remote.delete(&dir.map_err(|error| StoreError::Io(error.to_string()))?)?;
+        }
+        Ok(())
+    })
+    .await?;
+    topics.files_gone(topic).await
+}
+
+/// Whether a manifest was read, or never counted: the partition is served under a later epoch.
+fn is_over(name: &str, path: &str, object: &AssignmentObject) -> bool {
+    let Some((index, epoch)) = name.split_once('-') else { return false };
+    let (Ok(index), Ok(epoch)) = (index.parse::<usize>(), epoch.parse::<i32>()) else { return false };
+    let Some(record) = object.partitions.get(index) else { return false };
+    record.taken && record.epoch > epoch && record.manifest.as_deref() != Some(path)
+}
+
+/// Ends a life, so that a writer that does not know can add nothing, and removes its log.
+fn forget(remote: &dyn Remote, life: Life) -> Result<(), StoreError> {
+    let mut has_ended = false;
+    let ended = remote.end(life, &mut |_| {
+        has_ended = true;
+        Err(StoreError::NotFound)
+    });
+    match ended {
+        Err(error) if !has_ended => Err(error),
+        _ => remote.forget(life),
+    }
+}
+
+async fn blocking<T: Send + 'static>(
+    work: impl FnOnce() -> Result<T, StoreError> + Send + 'static,
+) -> Result<T, MetaError> {
+    let done = tokio::task::spawn_blocking(work).await;
+    Ok(done.map_err(|_| MetaError::Unavailable("interrupted".to_owned()))??)
+}
+
+fn parsed<T: serde::de::DeserializeOwned>(item: &Item) -> Option<T> {
+    serde_json::from_slice(&item.value).ok()
+}
