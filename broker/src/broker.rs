@@ -29,7 +29,7 @@ use crate::partition::{Flusher, OpenPartition, Partition, Settings};
 use crate::producer_ids::ProducerIds;
 use crate::server::{FrameRoom, ListenerInfo};
 use crate::topics::{Topic, TopicRegistry};
-use crate::waiting::may_wait;
+use crate::waiting::{is_simulated, may_wait};
 
 /// Who this broker is, as the metadata store remembers it.
 #[derive(Clone, Debug)]
@@ -382,7 +382,7 @@ pub(crate) fn side_by_side<T: Send, E: Send>(
     open: impl Fn(i32) -> Result<T, E> + Sync,
 ) -> Result<Vec<T>, E> {
     let threads = indexes.len().min(PARTITIONS_OPENED_AT_ONCE);
-    if threads <= 1 {
+    if threads <= 1 || is_simulated() {
         return indexes.map(open).collect();
     }
     let shares = std::thread::scope(|scope| {

@@ -5,7 +5,7 @@
 use std::sync::LazyLock;
 
 /// Comma-separated names in `SEALANE_TEST_OFF`: `apply-rule`, `compare-and-append`, `lane-markers`,
-/// `state`, `view-filter`.
+/// `lease-check`, `state`, `store-fence`, `view-filter`.
 static OFF: LazyLock<Vec<String>> = LazyLock::new(|| names("SEALANE_TEST_OFF"));
 /// The same in `SEALANE_TEST_FAULT`: `stale-cut`.
 static FAULTS: LazyLock<Vec<String>> = LazyLock::new(|| names("SEALANE_TEST_FAULT"));
@@ -38,6 +38,12 @@ pub fn state_off() -> bool {
 /// fence alone stops it.
 pub fn lease_check_off() -> bool {
     off("lease-check")
+}
+
+/// On HDFS the log of a broker goes on in another directory when an heir has taken its own away.
+#[cfg(feature = "cluster")]
+pub fn store_fence_off() -> bool {
+    off("store-fence")
 }
 
 /// A lane cut is appended whatever its coordinator knew.

@@ -16,6 +16,7 @@ use uuid::Uuid;
 
 use super::objects::{ASSIGNMENTS, AssignmentObject, BROKERS, BrokerObject, IDS, IdObject};
 use crate::topics::TopicRegistry;
+use crate::waiting;
 
 /// The looks of one controller.
 pub struct Janitor {
@@ -195,8 +196,8 @@ fn forget(remote: &dyn Remote, life: Life) -> Result<(), StoreError> {
 async fn blocking<T: Send + 'static>(
     work: impl FnOnce() -> Result<T, StoreError> + Send + 'static,
 ) -> Result<T, MetaError> {
-    let done = tokio::task::spawn_blocking(work).await;
-    Ok(done.map_err(|_| MetaError::Unavailable("interrupted".to_owned()))??)
+    let done = waiting::blocking(work).await;
+    Ok(done.ok_or_else(|| MetaError::Unavailable("interrupted".to_owned()))??)
 }
 
 fn parsed<T: serde::de::DeserializeOwned>(item: &Item) -> Option<T> {

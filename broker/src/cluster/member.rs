@@ -21,6 +21,7 @@ use crate::broker::Broker;
 use crate::coordinator::OFFSETS_TOPIC;
 use crate::partition::{Condition, Partition};
 use crate::topics::Topic;
+use crate::waiting;
 
 /// Between two tries of what failed.
 const RETRY: Duration = Duration::from_millis(200);
@@ -100,7 +101,7 @@ impl Member {
         self.close_all(&mut living);
         living.lease.end();
         let shared = living.shared.clone();
-        let _ = tokio::task::spawn_blocking(move || shared.close()).await;
+        let _ = waiting::blocking(move || shared.close()).await;
         ended
     }
 
@@ -108,8 +109,8 @@ impl Member {
     async fn begin(&mut self) -> Result<Living, Ended> {
         let life = self.next_life().await?;
         let (remote, options) = (self.stores.remote.clone(), self.options.clone());
-        let opened = tokio::task::spawn_blocking(move || Shared::open(remote, life, options)).await;
-        let shared = opened.map_err(|_| Ended::Interrupted)?.map_err(Ended::Begin)?;
+        let opened = waiting::blocking(move || Shared::open(remote, life, options)).await;
+        let shared = opened.ok_or(Ended::Interrupted)?.map_err(Ended::Begin)?;
         self.cluster.led_by(&shared);
         let lease = self.stores.meta.lease(self.lease).await?;
         self.registration.life = life.epoch;
@@ -312,7 +313,7 @@ impl Member {
             true => shared.delete(&dir),
             false => shared.disown(&dir),
         };
-        if let Ok(Err(error)) = tokio::task::spawn_blocking(end).await {
+        if let Some(Err(error)) = waiting::blocking(end).await {
             tracing::warn!(partition = %open, %error, "what is left of a partition stays in the log");
         }
     }

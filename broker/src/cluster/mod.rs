@@ -9,6 +9,8 @@ mod follow;
 mod janitor;
 mod member;
 mod objects;
+#[cfg(test)]
+mod sim;
 mod start;
 #[cfg(feature = "cluster")]
 mod stores;

@@ -15,6 +15,7 @@ use crate::broker::{Broker, Identity};
 use crate::config::{ClusterConfig, Config, Role};
 use crate::partition::Durability;
 use crate::service::StartError;
+use crate::waiting;
 
 /// Between two tries of a store that does not answer.
 const RETRY: Duration = Duration::from_secs(1);
@@ -25,6 +26,7 @@ pub struct Joining {
     pub identity: Identity,
     stores: ClusterStores,
     config: ClusterConfig,
+    pub(super) options: Options,
     name: String,
 }
 
@@ -54,7 +56,8 @@ impl Joining {
             let identity = Identity::in_cluster(&*stores.meta, &config.region, id).await?;
             claim(&stores, identity.cluster_id.as_str()).await?;
             let cluster = Arc::new(Cluster::new(id));
-            return Ok(Joining { cluster, identity, stores, config: of_cluster, name });
+            let options = options(&of_cluster);
+            return Ok(Joining { cluster, identity, stores, config: of_cluster, options, name });
         }
     }
 
@@ -85,7 +88,7 @@ impl Joining {
             identity: self.name,
             registration: registration(broker, self.config.roles.clone()),
             lease,
-            options: options(&self.config),
+            options: self.options,
             serving,
         };
         // Handed back while clients are still here to be told.
@@ -108,7 +111,7 @@ impl Joining {
 /// The store belongs to the first cluster that used it: what another keeps there would not be found here.
 async fn claim(stores: &ClusterStores, id: &str) -> Result<(), StartError> {
     let (remote, id) = (stores.remote.clone(), id.to_owned());
-    let claimed = tokio::task::spawn_blocking(move || {
+    let claimed = waiting::blocking(move || {
         let name = StorePath::parse("cluster-id").map_err(|error| StoreError::Io(error.to_string()))?;
         loop {
             match remote.put(&name, Bytes::from(id.clone())) {
@@ -127,15 +130,15 @@ async fn claim(stores: &ClusterStores, id: &str) -> Result<(), StartError> {
         }
     });
     match claimed.await {
-        Ok(Ok(None)) => Ok(()),
-        Ok(Ok(Some(there))) => Err(StartError::Cluster {
+        Some(Ok(None)) => Ok(()),
+        Some(Ok(Some(there))) => Err(StartError::Cluster {
             key: "store",
             reason: format!(
                 "it belongs to the cluster with id {there}; choose another path, or that cluster's etcd"
             ),
         }),
-        Ok(Err(error)) => Err(StartError::Cluster { key: "store", reason: error.to_string() }),
-        Err(error) => Err(StartError::Cluster { key: "store", reason: error.to_string() }),
+        Some(Err(error)) => Err(StartError::Cluster { key: "store", reason: error.to_string() }),
+        None => Err(StartError::Cluster { key: "store", reason: "interrupted".to_owned() }),
     }
 }
 

@@ -60,8 +60,9 @@ fn remote(place: Place, config: &ClusterConfig) -> Result<Arc<dyn Remote>, Store
             Arc::new(S3::open(s3)?)
         }
         Place::Hdfs { url, path } => {
-            let hdfs = HdfsConfig::new(&url, &format!("/{path}/{}", config.name).replace("//", "/"));
-            Arc::new(Hdfs::open(hdfs)?)
+            let root = format!("/{path}/{}", config.name).replace("//", "/");
+            let keeps_fences = !crate::switches::store_fence_off();
+            Arc::new(Hdfs::open(HdfsConfig { keeps_fences, ..HdfsConfig::new(&url, &root) })?)
         }
     })
 }

@@ -17,6 +17,7 @@ use super::objects::{AssignmentObject, PartitionObject, assignment_key};
 use crate::broker::{Broker, OpenError, side_by_side};
 use crate::clock;
 use crate::partition::{self, Partition};
+use crate::waiting;
 
 impl Member {
     /// Hands over what the controller wants to be elsewhere.
@@ -50,7 +51,7 @@ impl Member {
         let (shared, remote, partition) = (living.shared.clone(), self.stores.remote.clone(), open.clone());
         let name = manifest_name(topic, index, open.epoch);
         let object = name.clone();
-        let released = tokio::task::spawn_blocking(move || {
+        let released = waiting::blocking(move || {
             partition.release(clock::now());
             let manifest = shared.release(partition.directory())?;
             match remote.put(&object, manifest) {
@@ -60,12 +61,12 @@ impl Member {
             }
         });
         match released.await {
-            Ok(Ok(())) => {}
-            Ok(Err(error)) => {
+            Some(Ok(())) => {}
+            Some(Err(error)) => {
                 tracing::warn!(partition = %open, %error, "a partition cannot be handed over yet");
                 return Ok(false);
             }
-            Err(_) => return Ok(false),
+            None => return Ok(false),
         }
         let moved = |record: &mut PartitionObject| {
             record.owner = to;
@@ -108,12 +109,12 @@ impl Member {
             }
         }
         let (broker, shared) = (self.broker.clone(), living.shared.clone());
-        let opened = tokio::task::spawn_blocking(move || {
+        let opened = waiting::blocking(move || {
             let (adopted, whole) = adopt_what_can_be(&shared, adopts);
             open.extend(adopted);
             (open_all(&broker, &shared, open), whole)
         });
-        let Ok((opened, whole)) = opened.await else { return Ok(false) };
+        let Some((opened, whole)) = opened.await else { return Ok(false) };
         all &= whole;
         let mut by_topic: HashMap<TopicId, Vec<Arc<Partition>>> = HashMap::new();
         for opened in opened {
@@ -156,7 +157,7 @@ impl Member {
                 } else {
                     open.close();
                     let (shared, dir) = (living.shared.clone(), open.directory().clone());
-                    let _ = tokio::task::spawn_blocking(move || shared.disown(&dir)).await;
+                    let _ = waiting::blocking(move || shared.disown(&dir)).await;
                 }
             }
         }
@@ -173,8 +174,8 @@ impl Member {
             Some(name) => {
                 let damaged = |_| StoreError::Corrupt(format!("{name:?} is no name of a manifest"));
                 let (remote, name) = (self.stores.remote.clone(), StorePath::parse(name).map_err(damaged)?);
-                let read = tokio::task::spawn_blocking(move || remote.get(&name, 0, MANIFEST_BYTES_MAX));
-                Some(read.await.map_err(|_| StoreError::Io("interrupted".to_owned()))??)
+                let read = waiting::blocking(move || remote.get(&name, 0, MANIFEST_BYTES_MAX));
+                Some(read.await.ok_or_else(|| StoreError::Io("interrupted".to_owned()))??)
             }
         };
         let dir = partition::directory(taking.topic.id, &taking.topic.name, PartitionIndex(taking.index));
@@ -273,12 +274,12 @@ fn adopt_what_can_be(shared: &Shared, adopts: Vec<(Inheritance, Taking)>) -> (Ve
 /// What a former owner left to be read is read, and on record as read.
 fn remove_manifest(remote: &Arc<dyn Remote>, name: String) {
     let remote = remote.clone();
-    tokio::task::spawn_blocking(move || {
+    tokio::spawn(waiting::blocking(move || {
         let Ok(path) = StorePath::parse(&name) else { return };
         if let Err(error) = remote.delete(&path) {
             tracing::debug!(%name, %error, "a manifest that was read stays until the controller finds it");
         }
-    });
+    }));
 }
 
 /// Opens partitions side by side. Blocks.

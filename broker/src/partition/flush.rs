@@ -54,14 +54,7 @@ impl Flusher {
         interval: Duration,
         unsynced_bytes_max: u64,
     ) -> std::io::Result<Arc<Flusher>> {
-        let flusher = Arc::new(Flusher {
-            queue: Mutex::default(),
-            ready: Condvar::new(),
-            unsynced_bytes: AtomicU64::new(0),
-            unsynced_bytes_max,
-            shrunk: Notify::new(),
-            disk: FullDisk::default(),
-        });
+        let flusher = Flusher::without_threads(unsynced_bytes_max);
         for n in 0..threads.max(1) {
             let flusher = flusher.clone();
             std::thread::Builder::new().name(format!("flush-{n}")).spawn(move || flusher.work())?;
@@ -69,6 +62,35 @@ impl Flusher {
         let ticking = flusher.clone();
         std::thread::Builder::new().name("flush-tick".into()).spawn(move || ticking.tick(interval))?;
         Ok(flusher)
+    }
+
+    /// What is queued is flushed by whoever calls [`Self::step`].
+    pub(crate) fn without_threads(unsynced_bytes_max: u64) -> Arc<Flusher> {
+        Arc::new(Flusher {
+            queue: Mutex::default(),
+            ready: Condvar::new(),
+            unsynced_bytes: AtomicU64::new(0),
+            unsynced_bytes_max,
+            shrunk: Notify::new(),
+            disk: FullDisk::default(),
+        })
+    }
+
+    /// Flushes whatever is queued.
+    #[cfg(test)]
+    pub(crate) fn step(&self) {
+        loop {
+            let next = {
+                let mut queue = self.queue.lock();
+                let lazy = std::mem::take(&mut queue.lazy);
+                queue.now.extend(lazy);
+                queue.now.pop_front()
+            };
+            match next {
+                Some(next) => self.flush_one(&next),
+                None => return,
+            }
+        }
     }
 
     /// Ends the threads; what is queued is not flushed any more.
@@ -129,11 +151,15 @@ impl Flusher {
                 }
             };
             drop(queue);
-            if let Some(partition) = next.upgrade() {
-                match partition.begin_flush() {
-                    None => partition.flush(),
-                    Some(begun) => self.flush_together(partition, begun),
-                }
+            self.flush_one(&next);
+        }
+    }
+
+    fn flush_one(&self, next: &Weak<Partition>) {
+        if let Some(partition) = next.upgrade() {
+            match partition.begin_flush() {
+                None => partition.flush(),
+                Some(begun) => self.flush_together(partition, begun),
             }
         }
     }
@@ -370,8 +396,14 @@ impl Partition {
                 self.flusher.queue_now(self);
             }
             Err(second) => {
-                tracing::error!(partition = %self, %error, %second,
-                    "sync failed and the data could not be written again; the partition is offline until restart");
+                // In a cluster the log of a broker's life is ended by whoever takes its partitions over.
+                if second == StoreError::Fenced {
+                    tracing::warn!(partition = %self, %error,
+                        "the store takes no more writes of this owner; it does not serve the partition any more");
+                } else {
+                    tracing::error!(partition = %self, %error, %second,
+                        "sync failed and the data could not be written again; the partition is offline until restart");
+                }
                 state.condition = Condition::Faulted(error.to_string());
                 self.forget_unsynced(&mut state, Offset(i64::MAX));
                 self.publish(&state);

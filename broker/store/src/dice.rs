@@ -4,16 +4,16 @@ use parking_lot::Mutex;
 
 /// SplitMix64 (Steele, Lea, Flood 2014): small, and good enough to choose faults.
 #[derive(Debug)]
-pub(crate) struct Dice {
+pub struct Dice {
     state: Mutex<u64>,
 }
 
 impl Dice {
-    pub(crate) fn new(seed: u64) -> Dice {
+    pub fn new(seed: u64) -> Dice {
         Dice { state: Mutex::new(seed) }
     }
 
-    pub(crate) fn next(&self) -> u64 {
+    pub fn next(&self) -> u64 {
         let mut state = self.state.lock();
         *state = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mut z = *state;
@@ -23,7 +23,7 @@ impl Dice {
     }
 
     /// A number from 0 to `max`, both included.
-    pub(crate) fn up_to(&self, max: u64) -> u64 {
+    pub fn up_to(&self, max: u64) -> u64 {
         match max.checked_add(1) {
             Some(count) => self.next() % count,
             None => self.next(),
@@ -31,7 +31,7 @@ impl Dice {
     }
 
     /// True `per_mille` times in a thousand.
-    pub(crate) fn hits(&self, per_mille: u32) -> bool {
+    pub fn hits(&self, per_mille: u32) -> bool {
         per_mille > 0 && self.up_to(999) < u64::from(per_mille)
     }
 }

@@ -17,6 +17,7 @@ pub mod segment;
 pub mod shared;
 
 pub use data_dir::{DataDir, FORMAT_KNOWN};
+pub use dice::Dice;
 pub use error::StoreError;
 pub use meta::{Change, Item, Lease, MetaError, MetaStore, Version, Watch};
 pub use path::{PathError, StorePath};

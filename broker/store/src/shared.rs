@@ -69,6 +69,8 @@ pub struct Options {
     pub give_up_after: Duration,
     /// Between two attempts; the first is a twentieth of it.
     pub retry_after_max: Duration,
+    /// For simulations: no threads; whoever would wait does a step of the work itself.
+    pub stepped: bool,
 }
 
 impl Default for Options {
@@ -89,6 +91,7 @@ impl Default for Options {
             wait_max: Duration::from_secs(2),
             give_up_after: Duration::from_secs(10),
             retry_after_max: Duration::from_secs(1),
+            stepped: false,
         }
     }
 }
@@ -122,10 +125,18 @@ struct Inner {
 impl Shared {
     /// Begins the log of a life, which must be a new one, and starts the threads.
     pub fn open(remote: Arc<dyn Remote>, life: Life, options: Options) -> Result<Arc<Shared>, StoreError> {
-        let inner = Inner::open(remote, life, options, false)?;
-        log::start(&inner)?;
-        jobs::start(&inner)?;
+        let is_stepped = options.stepped;
+        let inner = Inner::open(remote, life, options, is_stepped)?;
+        if !is_stepped {
+            log::start(&inner)?;
+            jobs::start(&inner)?;
+        }
         Ok(Arc::new(Shared { inner }))
+    }
+
+    /// Without threads: one flush, and one piece of the work that goes on in the background.
+    pub fn step(&self) {
+        self.inner.step();
     }
 
     pub fn life(&self) -> Life {

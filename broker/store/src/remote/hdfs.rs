@@ -62,6 +62,8 @@ pub struct HdfsConfig {
     pub recovery_deadline: Duration,
     /// The log goes on in a new file from this size on; whole files are removed.
     pub file_bytes: u64,
+    /// Off in a test alone: a writer whose directory was taken away makes another and goes on.
+    pub keeps_fences: bool,
 }
 
 #[derive(Clone, Debug)]
@@ -86,6 +88,7 @@ impl HdfsConfig {
             request_timeout: Duration::from_secs(5),
             recovery_deadline: Duration::from_secs(120),
             file_bytes: 64 << 20,
+            keeps_fences: true,
         }
     }
 }

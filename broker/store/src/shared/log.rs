@@ -168,7 +168,7 @@ impl Inner {
         Ok(())
     }
 
-    fn step(&self) {
+    pub(super) fn step(&self) {
         // What fails is tried again by whoever needs it.
         let _ = self.flush_once();
         if let Some(job) = self.begin_work() {

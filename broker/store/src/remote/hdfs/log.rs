@@ -196,7 +196,7 @@ impl Tail {
     async fn create(&mut self, fs: &Fs) -> Result<Open, Trouble> {
         let path = format!("{}/{:010}", fs.live(self.life), self.next_file);
         self.next_file += 1;
-        let (name, options) = (path.clone(), fs.options().create_parent(false));
+        let (name, options) = (path.clone(), fs.options().create_parent(!fs.config.keeps_fences));
         let create = |client: Client| async move { client.create(&name, options).await };
         match fs.ask(&format!("create {path}"), fs.config.request_timeout, create).await {
             Ok(writer) => Ok(Open { path, writer, bytes: 0, latest: None, is_whole: true, unanswered: 0 }),
