@@ -111,8 +111,8 @@ impl Member {
         let (remote, options) = (self.stores.remote.clone(), self.options.clone());
         let opened = waiting::blocking(move || Shared::open(remote, life, options)).await;
         let shared = opened.ok_or(Ended::Interrupted)?.map_err(Ended::Begin)?;
-        self.cluster.led_by(&shared);
         let lease = self.stores.meta.lease(self.lease).await?;
+        self.cluster.led_by(&shared, &lease);
         self.registration.life = life.epoch;
         let value = json(&self.registration)?;
         let key = broker_key(life.broker);

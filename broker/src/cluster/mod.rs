@@ -21,7 +21,7 @@ use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use broker_store::shared::{Shared, Stats};
-use broker_store::{MetaError, MetaStore, Remote};
+use broker_store::{Lease, MetaError, MetaStore, Remote, WeakLease};
 use parking_lot::RwLock;
 
 pub use controller::Controller;
@@ -48,6 +48,7 @@ pub struct Cluster {
     pub views: Arc<Views>,
     /// The log of the life that this broker leads.
     log: RwLock<Weak<Shared>>,
+    lease: RwLock<Option<WeakLease>>,
 }
 
 /// What becomes of the wish to move a partition.
@@ -68,7 +69,7 @@ const ID_TRIES: usize = 20;
 
 impl Cluster {
     pub fn new(me: i32) -> Cluster {
-        Cluster { me, views: Arc::new(Views::new()), log: RwLock::default() }
+        Cluster { me, views: Arc::new(Views::new()), log: RwLock::default(), lease: RwLock::default() }
     }
 
     /// What the log of this broker has done; nothing between two lives.
@@ -76,8 +77,16 @@ impl Cluster {
         self.log.read().upgrade().map(|log| log.stats())
     }
 
-    fn led_by(&self, log: &Arc<Shared>) {
+    fn led_by(&self, log: &Arc<Shared>, lease: &Lease) {
         *self.log.write() = Arc::downgrade(log);
+        *self.lease.write() = Some(lease.downgrade());
+    }
+
+    /// The lease is over and this life goes on all the same, for a moment: what it says now may be of the
+    /// past. What it said while the lease was held was true, because nobody else could be the owner.
+    pub fn is_overdue(&self) -> bool {
+        let lease = self.lease.read();
+        lease.as_ref().is_some_and(WeakLease::is_overdue) && !crate::switches::lease_check_off()
     }
 
     /// Notes that a partition shall go to another broker.

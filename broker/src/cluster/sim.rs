@@ -457,8 +457,8 @@ impl World {
                 }
                 Ok(())
             }
-            // Whoever is cut off and does not know it knows no better; its own lease check, a clock's
-            // business, keeps it from answering.
+            // Whoever is cut off and does not know it knows no better: `is_overdue`, a clock's business,
+            // keeps it from answering.
             Err(AppendError::Refused(code)) if self.is_owner(&partition).await => Err(format!(
                 "{TOPIC}-{index}: {value:.12} was refused for good: {code:?}, by {:?} under epoch {}",
                 partition.watermarks(),

@@ -241,6 +241,11 @@ impl Connection {
     async fn answer_ready(&mut self) -> io::Result<()> {
         while let Some(Pending::Ready(..)) = self.pending.front() {
             let Some(Pending::Ready(header, body)) = self.pending.pop_front() else { break };
+            if self.ctx.broker.cluster.as_ref().is_some_and(|cluster| cluster.is_overdue()) {
+                return Err(io::Error::other(
+                    "this broker's lease is over: what it would say may be of the past",
+                ));
+            }
             self.send(&header, body).await?;
         }
         if self.pending.is_empty() {

@@ -19,7 +19,7 @@ pub mod shared;
 pub use data_dir::{DataDir, FORMAT_KNOWN};
 pub use dice::Dice;
 pub use error::StoreError;
-pub use meta::{Change, Item, Lease, MetaError, MetaStore, Version, Watch};
+pub use meta::{Change, Item, Lease, MetaError, MetaStore, Version, Watch, WeakLease};
 pub use path::{PathError, StorePath};
 pub use remote::{Life, LifeLog, Remote};
 pub use segment::{Disk, Entry, Faults, Flaky, Memory, Reader, SegmentStore, SyncPoint, Volatile, Writer};

@@ -160,9 +160,9 @@ pub struct Lease {
     state: Arc<LeaseState>,
 }
 
-/// A lease that does not keep it.
+/// A lease, seen by somebody who does not keep it.
 #[derive(Clone)]
-struct WeakLease(Weak<LeaseState>);
+pub struct WeakLease(Weak<LeaseState>);
 
 struct LeaseState {
     /// The store's name for it.
@@ -185,7 +185,7 @@ impl Lease {
         self.state.id
     }
 
-    fn downgrade(&self) -> WeakLease {
+    pub fn downgrade(&self) -> WeakLease {
         WeakLease(Arc::downgrade(&self.state))
     }
 
@@ -228,6 +228,11 @@ impl Lease {
 }
 
 impl WeakLease {
+    /// It has run out, and its holder has not noticed yet.
+    pub fn is_overdue(&self) -> bool {
+        self.upgrade().is_some_and(|lease| !lease.is_held())
+    }
+
     fn upgrade(&self) -> Option<Lease> {
         self.0.upgrade().map(|state| Lease { state })
     }
