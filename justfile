@@ -32,11 +32,12 @@ soak rounds="100":
 
 # The stores of a cluster and brokers that share them, on real etcd, S3 and HDFS.
 test-cluster *args:
-    cargo test --workspace --features cluster --lib --test cluster {{args}}
+    cargo test --workspace --features cluster --lib --test cluster --test cluster_faults {{args}}
 
-# Kills and zombies of a cluster on etcd, S3 and HDFS; SEALANE_CRASH_SEED begins another row.
-soak-cluster rounds="20":
-    SEALANE_CRASH_ROUNDS={{rounds}} cargo test --workspace --features cluster --test cluster -- --nocapture --test-threads 1
+# A cluster on etcd and a store (s3 or hdfs) hurt by COUNT seeds FROM one; rows add up in docs/benchmarks.
+soak-cluster store="s3" from="1" count="20":
+    cargo build --workspace --features cluster --bin sealane --bin soak
+    SEALANE_BIN="$CARGO_TARGET_DIR/debug/sealane" "$CARGO_TARGET_DIR/debug/soak" {{store}} {{from}} {{count}}
 
 # A cluster on loopback to look at: etcd, the store (s3 or hdfs) and brokers. `just down` ends it.
 up store="s3" brokers="3":
@@ -54,9 +55,9 @@ down:
 seaweed:
     SEALANE_S3=seaweed cargo test --workspace --features cluster --lib remote::s3 -- --test-threads 1
 
-# A benchmark: broker (beside Apache Kafka), mirror, lanes or profile; --quick takes a few minutes.
+# A benchmark: broker (beside Apache Kafka), mirror, lanes, profile, store or cluster; --quick takes a few minutes.
 bench which="broker" *args:
-    cargo build --release -p sealane -p e2e --bin sealane --bin bench
+    cargo build --release -p sealane -p e2e --bin sealane --bin bench {{ if which =~ "^(store|cluster)$" { "--features sealane/cluster,e2e/cluster" } else { "" } }}
     "$CARGO_TARGET_DIR/release/bench" {{which}} {{args}}
 
 # What CI runs.

@@ -1,13 +1,21 @@
 //! Benchmarks: real brokers, real clients, one machine. `src/bin/bench.rs` is the command; each part below runs one
 //! comparison and writes its table and raw figures into `docs/benchmarks/`. Loads are bounded in records and time.
 
+#[cfg(feature = "cluster")]
+pub mod bare;
 pub mod broker;
+#[cfg(feature = "cluster")]
+pub mod cluster;
 pub mod contender;
+#[cfg(feature = "cluster")]
+pub mod generator;
 pub mod lanes;
 pub mod load;
 pub mod mirror;
 pub mod profile;
 pub mod report;
+#[cfg(feature = "cluster")]
+pub mod store;
 pub mod table;
 
 /// How much is measured.

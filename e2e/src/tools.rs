@@ -104,6 +104,20 @@ pub fn program(name: &str, package: &str) -> Result<PathBuf> {
     on_path(name).with_context(|| format!("package {package} is installed, but there is no {name} on PATH"))
 }
 
+/// The path of a shared library of the system; where it is missing, Debian's `package` is installed first.
+pub fn library(name: &str, package: &str) -> Result<PathBuf> {
+    let found = || {
+        let files = Command::new("dpkg").args(["-L", package]).output().ok()?;
+        let text = String::from_utf8_lossy(&files.stdout).into_owned();
+        text.lines().map(PathBuf::from).find(|file| file.ends_with(name))
+    };
+    if let Some(found) = found() {
+        return Ok(found);
+    }
+    system_package(package)?;
+    found().with_context(|| format!("package {package} is installed, and there is no {name} in it"))
+}
+
 /// Makes `name` whole: runs `install` in an empty folder unless an earlier run did with the same manifests.
 pub(crate) fn installed(
     name: &str,

@@ -1,10 +1,10 @@
-//! `bench broker|report|mirror|lanes|profile [--quick] [--rounds N]`: measures, prints the tables and keeps them in
+//! `bench broker|report|mirror|lanes|profile|store|cluster [--quick] [--rounds N]`: measures, prints the tables and keeps them in
 //! `docs/benchmarks/`. Build it and `sealane` in release first, as `just bench` does.
 
 use anyhow::{Context, Result, bail};
 use e2e::bench::{self, Scale, Size};
 
-const USAGE: &str = "usage: bench broker|report|mirror|lanes|profile [--quick] [--rounds N]";
+const USAGE: &str = "usage: bench broker|report|mirror|lanes|profile|store|cluster [--quick] [--rounds N]";
 
 fn main() -> Result<()> {
     let mut arguments = std::env::args().skip(1);
@@ -24,6 +24,10 @@ fn main() -> Result<()> {
         "mirror" => bench::mirror::run(scale),
         "lanes" => bench::lanes::run(scale),
         "profile" => bench::profile::run(scale),
+        #[cfg(feature = "cluster")]
+        "store" => bench::store::run(scale),
+        #[cfg(feature = "cluster")]
+        "cluster" => bench::cluster::run(scale),
         _ => bail!(USAGE),
     }
 }

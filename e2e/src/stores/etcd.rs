@@ -65,6 +65,17 @@ impl Etcd {
         self.wait(member)
     }
 
+    /// SIGKILL of members, then nothing.
+    pub fn kill(&mut self, members: &[usize]) -> Result<()> {
+        members.iter().try_for_each(|member| self.members[*member].kill())
+    }
+
+    /// Starts members that were killed, together, and waits until they serve: alone one of them may not.
+    pub fn start_all_again(&mut self, members: &[usize]) -> Result<()> {
+        members.iter().try_for_each(|member| self.members[*member].start())?;
+        members.iter().try_for_each(|member| self.wait(*member))
+    }
+
     /// Throws away the history up to now: watches that are behind are told so.
     pub fn compact(&self) -> Result<()> {
         let status = self.post("/v3/kv/range", r#"{"key":"AA=="}"#)?;

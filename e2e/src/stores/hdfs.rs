@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use anyhow::{Context, Result};
+use serde_json::Value;
 use tempfile::TempDir;
 
 use super::{Daemon, files, http};
@@ -20,6 +21,16 @@ pub struct Hdfs {
 }
 
 const NAME_NODE: &str = "org.apache.hadoop.hdfs.server.namenode.NameNode";
+const ADMIN: &str = "org.apache.hadoop.hdfs.tools.DFSAdmin";
+/// Methods of the NameNode that DataNodes call.
+const OF_DATA_NODES: &[&str] = &[
+    "SendHeartbeat",
+    "BlockReport",
+    "BlockReceivedAndDeleted",
+    "RegisterDatanode",
+    "VersionRequest",
+    "CommitBlockSynchronization",
+];
 const DATA_NODE: &str = "org.apache.hadoop.hdfs.server.datanode.DataNode";
 
 impl Hdfs {
@@ -63,6 +74,42 @@ impl Hdfs {
         let newest = |node: usize| newest_block(&self.dir.path().join(format!("data-node-{node}/data")));
         let running = (0..self.data_nodes.len()).filter(|node| self.data_nodes[*node].pid().is_some());
         running.filter_map(|node| Some((newest(node)?, node))).max().map(|(_, node)| node)
+    }
+
+    /// Requests of clients that the NameNode has answered; what DataNodes ask is left out.
+    pub fn requests(&self) -> Result<u64> {
+        let bean = format!("Hadoop:service=NameNode,name=RpcDetailedActivityForPort{}", self.ports.base);
+        let answer = http(self.ports.base + 1, "GET", &format!("/jmx?qry={bean}"), "");
+        let answer: Value = serde_json::from_str(&answer.context("the NameNode answers")?)?;
+        let metrics = answer["beans"][0].as_object().with_context(|| format!("no {bean}"))?;
+        let of_clients = metrics.iter().filter_map(|(name, value)| {
+            let method = name.strip_suffix("NumOps")?;
+            (!OF_DATA_NODES.contains(&method)).then(|| value.as_u64().unwrap_or(0))
+        });
+        Ok(of_clients.sum())
+    }
+
+    /// Bytes that were written to the disks of all DataNodes that run, copies included.
+    pub fn written_bytes(&self) -> Result<u64> {
+        let mut sum = 0;
+        for node in (0..self.data_nodes.len()).filter(|node| self.data_nodes[*node].pid().is_some()) {
+            let port = self.ports.base + 10 * (node as u16 + 1) + 2;
+            let page = "/jmx?qry=Hadoop:service=DataNode,name=DataNodeActivity-*";
+            let answer: Value =
+                serde_json::from_str(&http(port, "GET", page, "").context("a DataNode answers")?)?;
+            let written = answer["beans"][0]["BytesWritten"].as_u64();
+            sum += written.with_context(|| format!("no BytesWritten in {answer}"))?;
+        }
+        Ok(sum)
+    }
+
+    /// Lets nobody write, or lets them again.
+    pub fn set_safe_mode(&self, on: bool) -> Result<()> {
+        let layout =
+            Layout { dir: self.dir.path().to_owned(), base: self.ports.base, class_path: class_path()? };
+        let mut command = Command::new("java");
+        command.args(layout.arguments("name-node", "-Xmx64m", ADMIN)?);
+        peer::run(command.args(["-safemode", if on { "enter" } else { "leave" }])).map(drop)
     }
 
     /// Waits until every DataNode that was started is registered and nothing is in safe mode.

@@ -1,0 +1,238 @@
+//! How long a cluster of brokers takes for what happens to it: a planned move, a broker that joins, a restart with
+//! many partitions, a night with nothing to do. Kills are measured by the soak (`just soak-cluster`), whose rows this
+//! report sums up.
+
+use std::fmt::Write as _;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, ensure};
+use serde_json::Value;
+
+use super::table::Samples;
+use super::{Scale, Size, report};
+use crate::clients::Record;
+use crate::cluster::{Cluster, Store, Writers};
+use crate::soak::{Table, percentile};
+use crate::usage;
+use crate::wire::{BatchHead, Conn, batch};
+
+const MEBIBYTE: f64 = 1024.0 * 1024.0;
+const LIMIT: Duration = Duration::from_secs(300);
+
+/// Runs everything and writes `docs/benchmarks/cluster.md` and `cluster.tsv`.
+pub fn run(scale: Scale) -> Result<()> {
+    let mut samples = Samples::default();
+    for name in ["hdfs", "s3"] {
+        let mut cluster = Cluster::prepare(Store::named(name)?)?;
+        cluster.put_front_before_store(1)?;
+        cluster.spawn_all(3)?;
+        cluster.until_alive(0, 3)?;
+        moves(scale, name, &cluster, &mut samples)?;
+        fourth(scale, name, &mut cluster, &mut samples)?;
+        drop(cluster);
+        many(scale, name, &mut samples)?;
+    }
+    write(scale, &samples)
+}
+
+/// One partition, written to without a pause, goes round.
+fn moves(scale: Scale, name: &str, cluster: &Cluster, samples: &mut Samples) -> Result<()> {
+    let topic = "moved";
+    Conn::open(cluster.address(0))?.create_topic(topic, 1, &[])?;
+    let writers = Writers::start(&cluster.addresses(), topic, 1, 1);
+    writers.until_first_after(&[0], Instant::now())?;
+    let ids = ids(&cluster.status(0)?);
+    for round in 0..scale.records(10, 30).max(3) as usize {
+        let to = ids[round % ids.len()];
+        let begin = Instant::now();
+        cluster.cli(0, &["cluster", "move", topic, "0", &to.to_string()])?;
+        cluster.until(0, "the move", |status| {
+            status["moving"].as_array().is_some_and(Vec::is_empty)
+                && brokers(status).all(|broker| broker["taking_over"] == 0)
+        })?;
+        writers.until_first_after(&[0], Instant::now())?;
+        let pause = writers.longest_pause_since(0, begin).as_secs_f64() * 1_000.0;
+        samples.add(round + 1, name, "planned move of a busy partition", "move_pause_ms", pause);
+    }
+    writers.finish()?;
+    Ok(())
+}
+
+/// A fourth broker gets its share of 1,000 partitions that hold records.
+fn fourth(scale: Scale, name: &str, cluster: &mut Cluster, samples: &mut Samples) -> Result<()> {
+    let partitions = if scale.size == Size::Smoke { 40 } else { 1_000 };
+    let topic = "shared";
+    Conn::open(cluster.address(0))?.create_topic(topic, partitions, &[])?;
+    let bytes = fill(cluster, topic, partitions)?;
+    // What is in the logs alone is brought into objects by a move; that is the tail, and is counted.
+    let before = written(cluster)?;
+    let begin = Instant::now();
+    cluster.spawn(3)?;
+    cluster.wait(3)?;
+    let share = partitions as u64 / 4;
+    cluster.until(0, "the share of the fourth broker", |status| {
+        brokers(status).any(|broker| {
+            broker["address"] == cluster.address(3) && broker["partitions"].as_u64() >= Some(share)
+        })
+    })?;
+    cluster.until(0, "rest", |status| {
+        status["moving"].as_array().is_some_and(Vec::is_empty)
+            && brokers(status).all(|broker| broker["taking_over"] == 0)
+    })?;
+    let took = begin.elapsed().as_secs_f64();
+    let after = written(cluster)?;
+    let cell = format!("a fourth broker and {partitions} partitions");
+    let mut add = |metric, value| samples.add(1, name, &cell, metric, value);
+    add("share_s", took);
+    add("held_MiB", bytes as f64 / MEBIBYTE);
+    add("written_MiB", (after - before) as f64 / MEBIBYTE);
+    Ok(())
+}
+
+/// 64 KiB into each partition; how much that is. Waits until objects hold it.
+fn fill(cluster: &Cluster, topic: &str, partitions: i32) -> Result<u64> {
+    let record = Record { value: Some(vec![7; 64 << 10]), ..Record::default() };
+    let bytes = batch(&[record], BatchHead::default());
+    let mut directory = crate::cluster::Directory::new(cluster.addresses());
+    let owners = directory.owners(topic).context("no broker answers")?;
+    let mut conns = std::collections::BTreeMap::new();
+    for partition in 0..partitions {
+        let owner = owners[partition as usize].clone().context("every partition has an owner")?;
+        let conn = match conns.entry(owner) {
+            std::collections::btree_map::Entry::Occupied(there) => there.into_mut(),
+            std::collections::btree_map::Entry::Vacant(free) => {
+                let conn = Conn::open(free.key())?;
+                free.insert(conn)
+            }
+        };
+        let (error, _) = conn.produce(topic, partition, &bytes)?;
+        ensure!(error == 0, "produce answers error {error}");
+    }
+    Ok(partitions as u64 * bytes.len() as u64)
+}
+
+/// Bytes that the store was given so far: by all of S3's requests, or as it lies on the DataNodes.
+fn written(cluster: &Cluster) -> Result<u64> {
+    match (&cluster.store, &cluster.front) {
+        (Store::Hdfs(hdfs), _) => hdfs.written_bytes(),
+        (Store::S3(_), front) => Ok(front.as_ref().context("a front")?.counts().bytes_in),
+    }
+}
+
+/// One broker that owns everything, in many partitions: it stops, starts, dies, starts, and has nothing to do.
+fn many(scale: Scale, name: &str, samples: &mut Samples) -> Result<()> {
+    let partitions = if scale.size == Size::Smoke { 100 } else { 10_000 };
+    let cell = format!("one broker, {partitions} partitions");
+    let mut cluster = Cluster::prepare(Store::named(name)?)?;
+    cluster.put_front_before_store(1)?;
+    cluster.spawn_all(1)?;
+    let begin = Instant::now();
+    for topic in 0..10 {
+        Conn::open(cluster.address(0))?.create_topic(&format!("t{topic}"), partitions / 10, &[])?;
+    }
+    let all = partitions as u64;
+    let served = |cluster: &Cluster| {
+        cluster.until(0, "all partitions", |status| {
+            brokers(status)
+                .any(|broker| broker["partitions"].as_u64() >= Some(all) && broker["taking_over"] == 0)
+        })
+    };
+    served(&cluster)?;
+    samples.add(1, name, &cell, "create_s", begin.elapsed().as_secs_f64());
+    for topic in 0..10 {
+        fill_one(&cluster, &format!("t{topic}"), partitions / 10)?;
+    }
+    for (how, metric) in [(true, "restart_s"), (false, "after_kill_s")] {
+        if how {
+            cluster.stop(0)?
+        } else {
+            cluster.kill(0)?
+        }
+        let begin = Instant::now();
+        cluster.spawn(0)?;
+        cluster.wait(0)?;
+        served(&cluster)?;
+        samples.add(1, name, &cell, metric, begin.elapsed().as_secs_f64());
+        ensure!(begin.elapsed() < LIMIT, "it took too long to go on with");
+    }
+    let seconds = if scale.size == Size::Smoke { 1 } else { 60 };
+    std::thread::sleep(Duration::from_secs(10.min(seconds)));
+    let (before, cpu) = (requests(&cluster)?, usage::cpu_seconds(cluster.pid(0)?)?);
+    std::thread::sleep(Duration::from_secs(seconds));
+    let per_minute = (requests(&cluster)? - before) as f64 * 60.0 / seconds as f64;
+    let used = (usage::cpu_seconds(cluster.pid(0)?)? - cpu) / seconds as f64 * 100.0;
+    samples.add(1, name, &cell, "idle_requests_per_minute", per_minute);
+    samples.add(1, name, &cell, "idle_cpu_percent", used);
+    samples.add(1, name, &cell, "rss_MiB", usage::rss_bytes(cluster.pid(0)?)? as f64 / MEBIBYTE);
+    Ok(())
+}
+
+/// A record into each partition.
+fn fill_one(cluster: &Cluster, topic: &str, partitions: i32) -> Result<()> {
+    let shape = super::generator::Shape {
+        topic,
+        partitions,
+        batch_bytes: 1_024,
+        batches: partitions as u64,
+        connections: 2,
+        in_flight: 64,
+    };
+    super::generator::generate(&cluster.address(0), shape).map(drop)
+}
+
+fn requests(cluster: &Cluster) -> Result<u64> {
+    match (&cluster.store, &cluster.front) {
+        (Store::Hdfs(hdfs), _) => hdfs.requests(),
+        (Store::S3(_), front) => Ok(front.as_ref().context("a front")?.counts().requests),
+    }
+}
+
+fn brokers(status: &Value) -> impl Iterator<Item = &Value> {
+    status["brokers"].as_array().into_iter().flatten()
+}
+
+fn ids(status: &Value) -> Vec<i64> {
+    brokers(status).filter_map(|broker| broker["id"].as_i64()).collect()
+}
+
+fn write(scale: Scale, samples: &Samples) -> Result<()> {
+    let mut text = report::heading("What a cluster takes its time for", "cluster", scale)?;
+    text.push_str(ABOUT);
+    for (metric, title) in [
+        (
+            "move_pause_ms",
+            "Planned move: longest time without an acknowledged write, ms (target: under 1,000)",
+        ),
+        ("share_s", "A fourth broker: from its start to its share, s (target: under 10)"),
+        ("held_MiB", "What these partitions hold, MiB"),
+        ("written_MiB", "Bytes that the store was given meanwhile, MiB"),
+        ("create_s", "Creating them, s"),
+        ("restart_s", "Stopped and started again: to all of them being served, s"),
+        ("after_kill_s", "Killed and started again: to all of them being served, the old lease included, s"),
+        ("rss_MiB", "Resident memory, MiB"),
+        ("idle_requests_per_minute", "Requests to the NameNode or the S3 server, per idle minute"),
+        ("idle_cpu_percent", "CPU when idle, percent of a core"),
+    ] {
+        text.push_str(&report::columns(samples, metric, title, &["hdfs", "s3"]));
+    }
+    text.push_str("\n## From kill -9 of an owner to the next acknowledged write on its partitions, ms\n\n");
+    text.push_str(
+        "From the rows of `cluster-soak.tsv`, which are of debug builds under other faults, too.\n\n",
+    );
+    text.push_str("| store | lease, ms | kills | p50 | p99 | target for p99 |\n| --- | ---: | ---: | ---: | ---: | ---: |\n");
+    let soaked = Table::read().unwrap_or_default();
+    for (store, lease, target) in
+        [("s3", "3000", 5_000), ("s3", "2000", 3_000), ("hdfs", "3000", 8_000), ("hdfs", "2000", 5_000)]
+    {
+        let times = soaked.kill_times(store, lease);
+        if !times.is_empty() {
+            let (half, high) = (percentile(&times, 50), percentile(&times, 99));
+            writeln!(text, "| {store} | {lease} | {} | {half} | {high} | {target} |", times.len())?;
+        }
+    }
+    report::write(scale, "cluster", &text, samples)
+}
+
+const ABOUT: &str = "Three brokers (one, where that is said), etcd with three members and the store are processes of \
+this one machine. S3 is gofakes3 behind a proxy of the tests that counts requests; HDFS has one NameNode and three \
+DataNodes, replication 2. Figures are medians with the lowest and the highest in parentheses.\n";
