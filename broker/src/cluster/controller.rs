@@ -154,6 +154,7 @@ impl Controller {
                     partition: (*topic, index),
                     owner: partition.owner,
                     moving_to: partition.moving_to,
+                    rate: view.rates.get(&(*topic, index as i32)).copied().unwrap_or(0),
                 });
             }
         }

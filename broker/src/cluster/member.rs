@@ -15,6 +15,7 @@ use kafka::{TopicId, TopicName};
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
+use super::loads::Meter;
 use super::objects::{BrokerObject, IDS, IdObject, PartitionObject, broker_key};
 use super::{Cluster, ClusterStores};
 use crate::broker::Broker;
@@ -167,6 +168,7 @@ impl Member {
             }
         };
         tokio::pin!(over);
+        let mut meter = Meter::new();
         loop {
             let settled = tokio::select! {
                 settled = self.settle(living) => settled,
@@ -186,6 +188,12 @@ impl Member {
                 _ = views.changed() => {}
                 _ = topics.changed() => {}
                 () = tokio::time::sleep(again) => {}
+                () = meter.due() => {
+                    let (meta, me) = (&*self.stores.meta, living.life.broker);
+                    if let Err(error) = meter.report(&living.owned, meta, me, &living.lease).await {
+                        tracing::debug!(%error, "how much partitions are used is told later");
+                    }
+                }
                 ended = &mut over => return Err(ended),
                 () = stop.cancelled() => {
                     self.hand_back(living).await;

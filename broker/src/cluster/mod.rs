@@ -7,6 +7,7 @@
 mod controller;
 mod follow;
 mod janitor;
+mod loads;
 mod member;
 mod objects;
 #[cfg(test)]

@@ -6,6 +6,7 @@
 //! brokers/<id>             a broker that is alive, under its lease
 //! controller               the controller's broker id, under its lease
 //! draining/<id>            a broker that shall give everything away
+//! loads/<id>               how much its partitions are used, under its lease
 //! assignments/<topic id>   who owns each partition of a topic
 //! ```
 //! All values are JSON. Unknown fields are kept out of the way of a newer version, not refused.
@@ -20,6 +21,7 @@ use crate::config::Role;
 
 pub const BROKERS: &str = "brokers/";
 pub const DRAINING: &str = "draining/";
+pub const LOADS: &str = "loads/";
 pub const ASSIGNMENTS: &str = "assignments/";
 pub const IDS: &str = "ids/";
 pub const CONTROLLER: &str = "controller";

@@ -31,7 +31,7 @@ const BROKERS: u64 = 3;
 const PARTITIONS: usize = 4;
 const TOPIC: &str = "orders";
 /// What happens in one run, before everything is mended.
-const STEPS: usize = 120;
+const STEPS: usize = 80;
 /// Until everything must work again after that, each at least a tenth of a second.
 const MENDING_MAX: usize = 3_000;
 

@@ -14,8 +14,9 @@ use tokio::sync::{oneshot, watch};
 use uuid::Uuid;
 
 use super::follow::Follow;
+use super::loads::{self, Rates};
 use super::objects::{
-    ASSIGNMENTS, AssignmentObject, BROKERS, BrokerObject, CONTROLLER, DRAINING, PartitionObject,
+    ASSIGNMENTS, AssignmentObject, BROKERS, BrokerObject, CONTROLLER, DRAINING, LOADS, PartitionObject,
 };
 
 /// The cluster at one moment.
@@ -25,6 +26,7 @@ pub struct View {
     pub draining: BTreeSet<i32>,
     pub controller: Option<i32>,
     pub assignments: HashMap<TopicId, Arc<Assigned>>,
+    pub rates: Arc<Rates>,
 }
 
 /// The assignment of a topic, and the version to guard a change with.
@@ -89,7 +91,9 @@ impl Views {
         let mut brokers = Follow::start(meta.clone(), BROKERS).await?;
         let mut draining = Follow::start(meta.clone(), DRAINING).await?;
         let mut controller = Follow::start(meta.clone(), CONTROLLER).await?;
+        let mut loads = Follow::start(meta.clone(), LOADS).await?;
         let mut assignments = Follow::start(meta, ASSIGNMENTS).await?;
+        let mut rates = Arc::new(loads::merged(&self.now().rates, loads.items()));
         loop {
             let assigned = assignments_of(&assignments, &self.now().assignments);
             let view = View {
@@ -97,6 +101,7 @@ impl Views {
                 draining: draining.items().keys().filter_map(|key| number(key, DRAINING)).collect(),
                 controller: controller.items().get(CONTROLLER).and_then(broker_in),
                 assignments: assigned,
+                rates: rates.clone(),
             };
             *self.now.write() = Arc::new(view);
             self.generation.send_modify(|generation| *generation += 1);
@@ -109,6 +114,10 @@ impl Views {
                 more = draining.changed() => more,
                 more = controller.changed() => more,
                 more = assignments.changed() => more,
+                more = loads.changed() => {
+                    rates = Arc::new(loads::merged(&rates, loads.items()));
+                    more
+                }
             };
             if !more {
                 return Err(MetaError::Unavailable("the metadata store is closed".to_owned()));

@@ -358,6 +358,7 @@ impl Partition {
         next: Offset,
     ) -> Result<(), AppendError> {
         debug_assert_eq!(base, state.fold.end, "appends are dense");
+        self.used(write.len);
         match state.active.writer.append(write.parts) {
             Ok(end) => debug_assert_eq!(end, state.active.content.size + write.len),
             Err(StoreError::Full) => {

@@ -22,6 +22,7 @@ mod wait;
 
 use std::collections::VecDeque;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use broker_core::Fold;
 use broker_store::{SegmentStore, StoreError, StorePath, Writer};
@@ -121,6 +122,8 @@ pub struct Partition {
     flushing: Mutex<()>,
     progress: watch::Sender<Progress>,
     waiters: Mutex<Vec<std::sync::Weak<Waiter>>>,
+    /// Written and read since it was opened.
+    used_bytes: AtomicU64,
 }
 
 /// Everything behind the lock.
@@ -230,6 +233,15 @@ impl Partition {
     pub fn size_bytes(&self) -> u64 {
         let state = self.state.lock();
         state.sealed.iter().map(|s| s.size).sum::<u64>() + state.active.content.size
+    }
+
+    /// Bytes written and read since it was opened.
+    pub fn used_bytes(&self) -> u64 {
+        self.used_bytes.load(Ordering::Relaxed)
+    }
+
+    fn used(&self, bytes: u64) {
+        self.used_bytes.fetch_add(bytes, Ordering::Relaxed);
     }
 
     pub fn directory(&self) -> &StorePath {

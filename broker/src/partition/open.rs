@@ -2,6 +2,7 @@
 
 use std::collections::VecDeque;
 use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
 
 use broker_store::{SegmentStore, StorePath};
 use kafka::{LeaderEpoch, PartitionIndex, TimestampMs, TopicId, TopicName};
@@ -112,6 +113,7 @@ impl OpenPartition {
             flushing: Mutex::new(()),
             progress: watch::Sender::new(progress),
             waiters: Mutex::default(),
+            used_bytes: AtomicU64::new(0),
         }))
     }
 }

@@ -174,6 +174,7 @@ impl Partition {
             return Ok(ReadOutcome { slice, next, entries, watermarks: plan.watermarks });
         }
         let entries = self.finish_read(&plan, from, next, stop.position)?;
+        self.used(stop.position - start);
         let slice = Slice { reader, position: start, len: (stop.position - start) as usize };
         Ok(ReadOutcome { slice: Some(slice), next, entries, watermarks: plan.watermarks })
     }
