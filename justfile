@@ -41,15 +41,33 @@ soak-cluster store="s3" from="1" count="20":
 
 # A cluster on loopback to look at: etcd, the store (s3 or hdfs) and brokers. `just down` ends it.
 up store="s3" brokers="3":
+    #!/usr/bin/env bash
+    set -euo pipefail
     cargo build --workspace --features cluster --bin sealane --bin cluster
     mkdir -p "$CARGO_TARGET_DIR/up"
-    SEALANE_BIN="$CARGO_TARGET_DIR/debug/sealane" setsid "$CARGO_TARGET_DIR/debug/cluster" {{store}} {{brokers}} > "$CARGO_TARGET_DIR/up/log" 2>&1 & echo $! > "$CARGO_TARGET_DIR/up/pid"
-    until grep -q ready "$CARGO_TARGET_DIR/up/log" || ! kill -0 "$(cat "$CARGO_TARGET_DIR/up/pid")"; do sleep 0.2; done
-    cat "$CARGO_TARGET_DIR/up/log"
+    pid="$CARGO_TARGET_DIR/up/pid" log="$CARGO_TARGET_DIR/up/log"
+    if [ -e "$pid" ] && kill -0 "$(cat "$pid")" 2>/dev/null; then
+        echo "a cluster is up already; \`just down\` ends it:"; cat "$log"; exit 1
+    fi
+    SEALANE_BIN="$CARGO_TARGET_DIR/debug/sealane" setsid "$CARGO_TARGET_DIR/debug/cluster" {{store}} {{brokers}} > "$log" 2>&1 &
+    echo $! > "$pid"
+    until grep -q ^ready "$log"; do
+        kill -0 "$(cat "$pid")" 2>/dev/null || { cat "$log"; rm "$pid"; exit 1; }
+        sleep 0.2
+    done
+    cat "$log"
 
-# Ends what `just up` started.
+# Ends what `just up` started, and removes its files.
 down:
-    kill -TERM -- -"$(cat "$CARGO_TARGET_DIR/up/pid")" && rm "$CARGO_TARGET_DIR/up/pid"
+    #!/usr/bin/env bash
+    set -euo pipefail
+    pid="$CARGO_TARGET_DIR/up/pid"
+    [ -e "$pid" ] || { echo "nothing is up"; exit 1; }
+    kill -TERM "$(cat "$pid")" 2>/dev/null || true
+    for _ in $(seq 100); do kill -0 -- -"$(cat "$pid")" 2>/dev/null || break; sleep 0.1; done
+    # It was ended in the middle of its start, perhaps.
+    kill -KILL -- -"$(cat "$pid")" 2>/dev/null || true
+    rm "$pid"
 
 # The S3 tests on SeaweedFS in place of gofakes3; its first build takes minutes.
 seaweed:

@@ -37,7 +37,7 @@ const BLOCK: u64 = 10;
 /// What a log must say when the store alone stopped a zombie.
 const ENDED_BY_STORE: &str = "another broker ended this life";
 /// What a broker says, as an error, when its store is silent for long.
-const GIVEN_UP: &str = "the store took no block for too long: this life is given up";
+pub const GIVEN_UP: &str = "the store took no block for too long: this life is given up";
 
 /// What stops zombies here.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -74,7 +74,8 @@ fn twin_on_hdfs_whose_writers_come_back_by_another_directory_a_zombie_is_believe
 #[test]
 fn a_person_sees_moves_and_empties_brokers_and_no_client_notices() -> Result<()> {
     let mut cluster = cluster(Store::s3()?, "")?;
-    let lines = Lines::start(&cluster, TOPIC)?;
+    // kcat ends when it has lost all connections, and by default waits up to 10 s before it tries one again.
+    let lines = Lines::with(&cluster, TOPIC, 2_000, &["reconnect.backoff.max.ms=500"])?;
     lines.until_more(2_000)?;
     let status = cluster.cli(0, &["cluster", "status"])?;
     ensure!(status.contains("controller: broker"), "{status}");
@@ -96,6 +97,7 @@ fn a_person_sees_moves_and_empties_brokers_and_no_client_notices() -> Result<()>
         lines.until_more(1_000)?;
         cluster.spawn(broker)?;
         cluster.wait(broker)?;
+        lines.until_more(3_000)?;
     }
     let acknowledged = lines.finish()?;
     judge(&cluster, TOPIC, acknowledged)?;
