@@ -18,7 +18,7 @@ const CODECS: [(&str, &[&str]); 2] = [("common", &["none", "gzip", "snappy"]), (
 
 #[test]
 fn what_any_client_writes_with_any_codec_every_client_reads() -> Result<()> {
-    let mut server = Server::start()?;
+    let mut server = Server::start_several()?;
     let mut total = 0;
     for (topic, codecs) in CODECS {
         Conn::open(server.bootstrap())?.create_topic(topic, PARTITIONS, &[])?;
@@ -34,8 +34,10 @@ fn what_any_client_writes_with_any_codec_every_client_reads() -> Result<()> {
             }
         }
     }
-    if !Server::is_kafka() {
-        let log = logread::read(&server.stop_and_data()?, None)?;
+    if !Server::is_kafka()
+        && let Some(data) = server.stop_and_data()?
+    {
+        let log = logread::read(&data, None)?;
         let ours = log.records.iter().filter(|logged| CODECS.iter().any(|(topic, _)| *topic == logged.topic));
         ensure!(ours.count() == total, "the log holds another number of records than {total}");
     }
@@ -110,7 +112,7 @@ fn odd_records() -> Vec<Record> {
 
 #[test]
 fn header_lists_nulls_and_empties_survive_under_every_codec() -> Result<()> {
-    let mut server = Server::start()?;
+    let mut server = Server::start_several()?;
     Conn::open(server.bootstrap())?.create_topic("t", 1, &[])?;
     let mut sent = Vec::new();
     for codec in ["none", "gzip", "snappy", "lz4", "zstd"] {
@@ -124,8 +126,9 @@ fn header_lists_nulls_and_empties_survive_under_every_codec() -> Result<()> {
             ensure!(one.timestamp == other.timestamp, "{}: timestamp changed", library.name());
         }
     }
-    if !Server::is_kafka() {
-        let data = server.stop_and_data()?;
+    if !Server::is_kafka()
+        && let Some(data) = server.stop_and_data()?
+    {
         let log = logread::read(&data, Some("t"))?;
         for (one, other) in sent.iter().zip(&log.records) {
             ensure!(one.content() == other.record.content(), "the log: {one:?} became {:?}", other.record);
@@ -241,7 +244,7 @@ fn every_client_reaches_the_high_watermark() -> Result<()> {
 
 #[test]
 fn the_console_and_verifiable_tools_of_kafka_work() -> Result<()> {
-    let mut server = Server::start()?;
+    let mut server = Server::start_several()?;
     let lines: String = (0..200).map(|n| format!("k{n}\tv{n}\n")).collect();
     let mut producer = server.tool(
         "org.apache.kafka.tools.ConsoleProducer",
@@ -281,8 +284,7 @@ fn the_console_and_verifiable_tools_of_kafka_work() -> Result<()> {
         ],
     )?;
     ensure!(consumed.contains("offsets_committed"), "{consumed}");
-    let data = server.stop_and_data()?;
-    dump::judge(&data).map(drop)
+    server.stop_and_data()?.map_or(Ok(()), |data| dump::judge(&data).map(drop))
 }
 
 #[test]
@@ -302,8 +304,7 @@ fn kafka_dump_log_reads_every_segment_and_index() -> Result<()> {
     }
     let group = ["--group", "g", "--commit"];
     Library::KafkaPython.consume(&server.bootstrap(), "t", records.len(), &group)?;
-    let data = server.stop_and_data()?;
-    dump::judge(&data).map(drop)
+    server.stop_and_data()?.map_or(Ok(()), |data| dump::judge(&data).map(drop))
 }
 
 const TOPICS: &str = "org.apache.kafka.tools.TopicCommand";
@@ -311,7 +312,7 @@ const CONFIGS: &str = "org.apache.kafka.tools.ConfigCommand";
 
 #[test]
 fn the_admin_tools_of_kafka_work() -> Result<()> {
-    let server = Server::start()?;
+    let server = Server::start_several()?;
     let create = ["--create", "--topic", "tool", "--partitions", "2", "--config", "retention.ms=3600000"];
     server.run_tool(TOPICS, &create)?;
     ensure!(server.run_tool(TOPICS, &["--list"])?.lines().any(|line| line == "tool"), "not listed");
