@@ -8,14 +8,19 @@ use std::time::Duration;
 
 use kafka::ErrorCode;
 use lane_core::Extractors;
+use tokio::time::Instant;
 
 use crate::broker::{Broker, OpenError};
+use crate::cluster::Cluster;
 use crate::configs::ConfigError;
 use crate::lanes::{SwitchError, switch_lanes};
 use crate::topics::{ConfigChange, NewTopic, Topic, TopicError};
 
 /// Between two looks for partitions that are not served.
 const MEND_INTERVAL: Duration = Duration::from_secs(5);
+
+/// How long a partition that is on record as served may take to be so.
+const SERVED_WITHIN: Duration = Duration::from_secs(1);
 
 /// Why a change did not come to pass.
 #[derive(Debug, thiserror::Error)]
@@ -46,7 +51,7 @@ impl Broker {
             no_lanes(&self.topics.check_new(new)?)?;
             let topic = self.topics.create(new).await?;
             drop(one);
-            cluster.assigned(&topic).await;
+            self.assigned(cluster, &topic).await;
             return Ok(topic);
         }
         let topic = self.topics.create(new).await?;
@@ -86,11 +91,28 @@ impl Broker {
         let topic = self.topics.grow(name, partitions).await?;
         if let Some(cluster) = &self.cluster {
             drop(one);
-            cluster.assigned(&topic).await;
+            self.assigned(cluster, &topic).await;
             return Ok(topic);
         }
         self.serve_topic(&topic).await?;
         Ok(topic)
+    }
+
+    /// Waits until the partitions of a topic are served, as far as this broker can know.
+    async fn assigned(&self, cluster: &Cluster, topic: &Topic) {
+        if !cluster.assigned(topic).await {
+            return;
+        }
+        let view = cluster.views.now();
+        let is_missing = |index: &i32| {
+            let owner = view.leader(topic.id, *index).map(|(owner, _)| owner);
+            owner == Some(cluster.me) && self.partition(topic.name.as_str(), *index).is_none()
+        };
+        // Between a record and its partition's being found there is a moment.
+        let end = Instant::now() + SERVED_WITHIN;
+        while (0..topic.partitions).any(|index| is_missing(&index)) && Instant::now() < end {
+            tokio::time::sleep(Duration::from_millis(2)).await;
+        }
     }
 
     /// Changes the settings of a topic, from the next append on.
