@@ -248,7 +248,10 @@ fn release_at_the_end(broker: &Arc<Broker>) {
 
 fn enforce_retention(broker: &Broker) {
     for partition in broker.all_partitions() {
-        if let Err(error) = partition.mark_durable() {
+        // In a cluster the log itself says what is durable, and each mark would be a flush of the store.
+        if broker.cluster.is_none()
+            && let Err(error) = partition.mark_durable()
+        {
             tracing::warn!(%partition, %error, "the durable mark is written later");
         }
         if partition.topic.is_internal() {

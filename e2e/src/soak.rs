@@ -127,6 +127,9 @@ impl Soak {
         let mark = self.cluster.mark_logs();
         let row = self.hurt_and_judge(seed);
         let log = self.cluster.log_since(&mark);
+        if std::env::var_os("SEALANE_SOAK_KEEP").is_some() {
+            println!("logs: {}", self.kept_logs(seed, &log));
+        }
         let row = row.and_then(|mut row| {
             row.ended_by_store = log.matches(ENDED_BY_STORE).count() as u64;
             let is_fault_of_store = ["s3-", "-node"].iter().any(|word| row.faults.contains(word));
@@ -161,7 +164,7 @@ impl Soak {
     pub fn zombie(&mut self, seed: u64) -> Result<Row> {
         self.load(seed, |run| {
             let struck = run.strike(Fault::Zombie)?;
-            run.settle(struck)
+            run.settle(vec![struck])
         })
     }
 
@@ -212,18 +215,17 @@ impl Run<'_> {
         let may_overlap = first.class() != second.class() || first.class() == 0;
         let is_overlapping = may_overlap && self.dice.below(3) == 0;
         self.pause(200, 700);
-        let struck = self.strike(first)?;
+        let mut struck = vec![self.strike(first)?];
         if is_overlapping {
             self.row.faults.push('&');
             self.pause(0, 800);
-            let other = self.strike(second)?;
+        } else {
             self.settle(struck)?;
-            return self.settle(other);
+            self.row.faults.push(' ');
+            self.pause(200, 700);
+            struck = Vec::new();
         }
-        self.settle(struck)?;
-        self.row.faults.push(' ');
-        self.pause(200, 700);
-        let struck = self.strike(second)?;
+        struck.push(self.strike(second)?);
         self.settle(struck)
     }
 
@@ -298,7 +300,9 @@ impl Run<'_> {
         faults::strike(self, fault)
     }
 
-    fn settle(&mut self, struck: Struck) -> Result<()> {
-        faults::settle(self, struck)
+    /// Heals all of them before any is waited for: while one is there another may not go away.
+    fn settle(&mut self, mut struck: Vec<Struck>) -> Result<()> {
+        struck.iter_mut().try_for_each(|struck| faults::heal(self, struck))?;
+        struck.iter().try_for_each(|struck| faults::settle(self, struck))
     }
 }

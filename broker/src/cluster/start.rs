@@ -11,7 +11,7 @@ use bytes::Bytes;
 use tokio::sync::{oneshot, watch};
 
 use super::{BrokerObject, Cluster, ClusterStores, Controller, Member, Views, broker_id};
-use crate::broker::{Broker, Identity};
+use crate::broker::{Broker, Identity, IdentityError};
 use crate::config::{ClusterConfig, Config, Role};
 use crate::partition::Durability;
 use crate::service::StartError;
@@ -53,7 +53,14 @@ impl Joining {
                 }
                 Err(error) => return Err(StartError::Meta { dir: of_cluster.etcd.join(","), error }),
             };
-            let identity = Identity::in_cluster(&*stores.meta, &config.region, id).await?;
+            let identity = match Identity::in_cluster(&*stores.meta, &config.region, id).await {
+                Err(IdentityError::Meta(error)) if error.is_retryable() => {
+                    tracing::warn!(%error, "the metadata store does not answer; waiting for it");
+                    tokio::time::sleep(RETRY).await;
+                    continue;
+                }
+                identity => identity?,
+            };
             claim(&stores, identity.cluster_id.as_str()).await?;
             let cluster = Arc::new(Cluster::new(id));
             let options = options(&of_cluster);

@@ -42,6 +42,7 @@ pub enum Fault {
 pub(super) struct Struck {
     fault: Fault,
     moment: Instant,
+    healed: Instant,
     /// How long it stays.
     hold: Duration,
     /// The broker, etcd member or DataNode.
@@ -106,6 +107,7 @@ pub(super) fn strike(run: &mut Run<'_>, fault: Fault) -> Result<Struck> {
     let mut struck = Struck {
         fault,
         moment: Instant::now(),
+        healed: Instant::now(),
         hold: Duration::from_millis(run.dice.between(500, 3_000)),
         victim: 0,
         partitions: all,
@@ -163,23 +165,15 @@ fn strike_broker(run: &mut Run<'_>, struck: &mut Struck) -> Result<()> {
     Ok(())
 }
 
-/// Waits as long as the fault stays, heals it, and waits until what it struck goes on.
-pub(super) fn settle(run: &mut Run<'_>, struck: Struck) -> Result<()> {
-    let Struck { fault, moment, victim, .. } = struck;
-    match fault {
-        Fault::Kill | Fault::KillController => {
-            wait_until(moment + struck.hold);
-            run.cluster.spawn(victim as u16)?;
-            let times = run.writers.until_first_after(&struck.partitions, moment)?;
-            run.row.add_kill(&times);
-            run.cluster.wait(victim as u16)?;
-            run.away.remove(&(victim as u16));
-            return Ok(());
-        }
-        Fault::Zombie => return settle_zombie(run, &struck),
-        _ => wait_until(moment + struck.hold),
+/// Waits as long as the fault stays, and heals it. A zombie needs the rest of the cluster well before it can wake up.
+pub(super) fn heal(run: &mut Run<'_>, struck: &mut Struck) -> Result<()> {
+    let (fault, victim) = (struck.fault, struck.victim);
+    if fault == Fault::Zombie {
+        return Ok(());
     }
+    wait_until(struck.moment + struck.hold);
     match (fault, &mut run.cluster.store) {
+        (Fault::Kill | Fault::KillController, _) => run.cluster.spawn(victim as u16)?,
         (Fault::Etcd, _) => run.cluster.etcd.start_again(victim)?,
         (Fault::DataNode, Store::Hdfs(hdfs)) => {
             hdfs.data_node(victim).start()?;
@@ -195,11 +189,29 @@ pub(super) fn settle(run: &mut Run<'_>, struck: Struck) -> Result<()> {
             front.set_faults(FrontFaults::default());
         }
     }
-    run.writers.until_first_after(&struck.partitions, Instant::now())?;
-    let pauses =
-        struck.partitions.iter().map(|partition| run.writers.longest_pause_since(*partition, moment));
-    run.row.add_pause(fault, pauses.max().unwrap_or_default());
+    struck.healed = Instant::now();
     Ok(())
+}
+
+/// Waits until what was struck goes on.
+pub(super) fn settle(run: &mut Run<'_>, struck: &Struck) -> Result<()> {
+    let (moment, victim) = (struck.moment, struck.victim as u16);
+    match struck.fault {
+        Fault::Zombie => settle_zombie(run, struck),
+        Fault::Kill | Fault::KillController => {
+            let times = run.writers.until_first_after(&struck.partitions, moment)?;
+            run.row.add_kill(&times);
+            run.cluster.wait(victim)?;
+            run.away.remove(&victim);
+            Ok(())
+        }
+        fault => {
+            run.writers.until_first_after(&struck.partitions, struck.healed)?;
+            let pause = |partition: &usize| run.writers.longest_pause_since(*partition, moment);
+            run.row.add_pause(fault, struck.partitions.iter().map(pause).max().unwrap_or_default());
+            Ok(())
+        }
+    }
 }
 
 /// It wakes up when others own what it had, believes that it is an owner, and must get nothing acknowledged.

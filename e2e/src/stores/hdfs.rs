@@ -83,7 +83,8 @@ impl Hdfs {
         let answer: Value = serde_json::from_str(&answer.context("the NameNode answers")?)?;
         let metrics = answer["beans"][0].as_object().with_context(|| format!("no {bean}"))?;
         let of_clients = metrics.iter().filter_map(|(name, value)| {
-            let method = name.strip_suffix("NumOps")?;
+            // Each is there a second time, with the time it waited.
+            let method = name.strip_suffix("NumOps").filter(|method| !method.starts_with("Overall"))?;
             (!OF_DATA_NODES.contains(&method)).then(|| value.as_u64().unwrap_or(0))
         });
         Ok(of_clients.sum())
