@@ -30,6 +30,11 @@ e2e-kafka:
 soak rounds="100":
     SEALANE_CRASH_ROUNDS={{rounds}} cargo test --workspace --test crash --test killed_alone --test router_crash -- --nocapture --test-threads 2
 
+# The simulation of the shared log by further seeds, with a row for each run in docs/benchmarks/sim.md.
+sim seeds="100000":
+    cargo test --release -p broker-store --lib --no-run
+    .ci/sim {{seeds}}
+
 # The stores of a cluster and brokers that share them, on real etcd, S3 and HDFS.
 test-cluster *args:
     cargo test --workspace --features cluster --lib --test cluster --test cluster_faults {{args}}

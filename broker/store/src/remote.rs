@@ -53,7 +53,8 @@ pub trait Remote: Send + Sync {
     /// Up to `len` bytes of an object from `pos` on; fewer at its end, none beyond it.
     fn get(&self, name: &StorePath, pos: u64, len: usize) -> Result<Bytes, StoreError>;
 
-    /// The entries of a directory by name; none if it does not exist.
+    /// The entries of a directory by name; none if it does not exist. A directory whose last object is gone
+    /// may be shown for a while.
     fn list(&self, dir: &StorePath) -> Result<Vec<Entry>, StoreError>;
 
     /// Removes an object, or everything below a directory (not in one step). What does not exist is no error.
@@ -64,11 +65,13 @@ pub trait Remote: Send + Sync {
     /// `append`; [`StoreError::AlreadyExists`] once there are blocks.
     fn begin(&self, life: Life) -> Result<Arc<dyn LifeLog>, StoreError>;
 
-    /// Ends a life and hands its blocks, from the lowest one still needed, in order and without a gap,
-    /// to `visit`. Before the first block is visited no writer of this life can have another one
-    /// acknowledged: every block whose `append` ever returned `Ok` is visited, or was trimmed. A block
-    /// whose `append` did not return may be visited too. May be called by several, and again; an error
-    /// of `visit` ends the reading.
+    /// Ends a life: once this has returned, no writer of it can have another block acknowledged. May be
+    /// called by several, and again, and for a life that never began.
+    fn fence(&self, life: Life) -> Result<(), StoreError>;
+
+    /// Ends a life ([`Remote::fence`]) and hands its blocks, from the lowest one still needed, in order and
+    /// without a gap, to `visit`. Every block whose `append` ever returned `Ok` is visited, or was trimmed.
+    /// A block whose `append` did not return may be visited too. An error of `visit` ends the reading.
     fn end(
         &self,
         life: Life,
@@ -128,6 +131,10 @@ impl<R: Remote + ?Sized> Remote for Arc<R> {
 
     fn begin(&self, life: Life) -> Result<Arc<dyn LifeLog>, StoreError> {
         (**self).begin(life)
+    }
+
+    fn fence(&self, life: Life) -> Result<(), StoreError> {
+        (**self).fence(life)
     }
 
     fn end(

@@ -9,6 +9,7 @@ mod cache;
 mod core;
 mod frame;
 mod jobs;
+pub mod leftovers;
 mod log;
 mod own;
 mod ring;

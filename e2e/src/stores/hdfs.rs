@@ -13,10 +13,15 @@ use super::{Daemon, files, http};
 use crate::ports::Ports;
 use crate::{peer, tools};
 
+/// Entries of a directory that one answer lists at most: `dfs.ls.limit`.
+pub const PAGE: usize = 100;
+
 pub struct Hdfs {
+    layout: Layout,
     name_node: Daemon,
     data_nodes: Vec<Daemon>,
     ports: Ports,
+    /// Goes last.
     dir: TempDir,
 }
 
@@ -32,6 +37,7 @@ const OF_DATA_NODES: &[&str] = &[
     "CommitBlockSynchronization",
 ];
 const DATA_NODE: &str = "org.apache.hadoop.hdfs.server.datanode.DataNode";
+const ADMIN: &str = "org.apache.hadoop.hdfs.tools.DFSAdmin";
 
 impl Hdfs {
     /// Formats and starts it, and waits until all DataNodes are registered and writing is allowed.
@@ -49,7 +55,7 @@ impl Hdfs {
             layout.daemon(&format!("data-node-{node}"), "-Xmx128m", DATA_NODE)
         };
         let data_nodes = (0..data_nodes).map(data_node).collect::<Result<_>>()?;
-        let mut hdfs = Hdfs { name_node, data_nodes, ports, dir };
+        let mut hdfs = Hdfs { layout, name_node, data_nodes, ports, dir };
         hdfs.name_node.start()?;
         hdfs.data_nodes.iter_mut().try_for_each(Daemon::start)?;
         hdfs.wait()?;
@@ -67,6 +73,13 @@ impl Hdfs {
 
     pub fn data_node(&mut self, node: usize) -> &mut Daemon {
         &mut self.data_nodes[node]
+    }
+
+    /// In safe mode the NameNode reads and refuses every change.
+    pub fn set_safe_mode(&self, is_on: bool) -> Result<()> {
+        let mut admin = Command::new("java");
+        admin.args(self.layout.arguments("name-node", "-Xmx64m", ADMIN)?);
+        peer::run(admin.args(["-safemode", if is_on { "enter" } else { "leave" }])).map(drop)
     }
 
     /// Number of the DataNode that wrote to its newest block file last, among those that run.
@@ -229,6 +242,7 @@ const JVM: &str = "-Djava.net.preferIPv4Stack=true -XX:+UseSerialGC -XX:TieredSt
 const SHARED: &[(&str, &str)] = &[
     ("dfs.replication", "2"),
     ("dfs.permissions.enabled", "false"),
+    ("dfs.ls.limit", "100"),
     ("dfs.namenode.fs-limits.min-block-size", "0"),
     ("dfs.heartbeat.interval", "1"),
     ("dfs.namenode.heartbeat.recheck-interval", "1000"),

@@ -78,6 +78,15 @@ impl S3 {
         }
     }
 
+    /// One more bucket.
+    pub fn make_bucket(&self, name: &str) -> Result<()> {
+        let made = match is_seaweed() {
+            true => http(self.ports.base + 3, "POST", &format!("/buckets/{name}/"), ""),
+            false => http(self.ports.base, "PUT", &format!("/{name}"), ""),
+        };
+        made.map(drop).with_context(|| format!("make the bucket {name}"))
+    }
+
     pub fn endpoint(&self) -> String {
         format!("http://127.0.0.1:{}", self.ports.base)
     }

@@ -159,6 +159,10 @@ impl<R: Remote> Remote for Flaky<R> {
         Ok(Arc::new(FlakyLog { inner, shared: self.shared.clone(), life }))
     }
 
+    fn fence(&self, life: Life) -> Result<(), StoreError> {
+        self.shared.disturb(&format!("fence life {life}"), true, &mut || self.inner.fence(life))
+    }
+
     fn end(
         &self,
         life: Life,

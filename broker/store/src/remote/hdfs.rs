@@ -171,6 +171,10 @@ impl Remote for Hdfs {
         log::begin(self, life)
     }
 
+    fn fence(&self, life: Life) -> Result<(), StoreError> {
+        recovery::fence(self, life)
+    }
+
     fn end(
         &self,
         life: Life,

@@ -116,6 +116,13 @@ impl Remote for Memory {
         Ok(Arc::new(MemoryLog { state: self.state.clone(), life }))
     }
 
+    fn fence(&self, life: Life) -> Result<(), StoreError> {
+        let mut state = self.state.lock();
+        let is_fence_off = state.is_fence_off;
+        state.logs.entry(life).or_default().has_ended |= !is_fence_off;
+        Ok(())
+    }
+
     fn end(
         &self,
         life: Life,

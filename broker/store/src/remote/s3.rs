@@ -130,6 +130,10 @@ impl Remote for S3 {
         log::begin(self, life)
     }
 
+    fn fence(&self, life: Life) -> Result<(), StoreError> {
+        log::fence(self, life)
+    }
+
     fn end(
         &self,
         life: Life,
@@ -347,7 +351,15 @@ impl Bucket {
                 let hint = "denied: check the credentials, what they allow, and the clock";
                 StoreError::Io(format!("{}: {doing}: {hint}: {}", self.place, one_line(&text)))
             }
-            _ => StoreError::Io(format!("{}: {doing}: {}", self.place, one_line(&text))),
+            _ => {
+                let (cause, is_unreachable) = cause(error);
+                let hint = match is_unreachable {
+                    true => "it cannot be reached: check the endpoint, and whether it runs",
+                    false => &text,
+                };
+                let cause = if hint.contains(&cause) { String::new() } else { format!(": {cause}") };
+                StoreError::Io(format!("{}: {doing}: {}{cause}", self.place, one_line(hint)))
+            }
         }
     }
 }
@@ -362,6 +374,17 @@ fn is_denied(error: &Error) -> bool {
     matches!(error, Error::PermissionDenied { .. } | Error::Unauthenticated { .. })
         || text.contains("status code: 403")
         || text.contains("status code: 401")
+}
+
+/// What lies at the bottom of an error, and whether no connection was made; no kind of error says so.
+fn cause(error: &Error) -> (String, bool) {
+    let mut is_unreachable = false;
+    let mut deepest: &dyn std::error::Error = error;
+    while let Some(source) = deepest.source() {
+        deepest = source;
+        is_unreachable |= deepest.to_string().contains("(Connect)");
+    }
+    (one_line(&deepest.to_string()), is_unreachable)
 }
 
 /// A range of which the object has not one byte.

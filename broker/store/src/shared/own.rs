@@ -72,9 +72,14 @@ impl Shared {
         self.inner.release(dir)
     }
 
-    /// Removes the log of a life that has ended, once all its directories have other owners on record.
+    /// [`leftovers::forget`] by the owner of another life; its own is refused.
+    ///
+    /// [`leftovers::forget`]: super::leftovers::forget
     pub fn forget(&self, life: Life) -> Result<(), StoreError> {
-        self.inner.remote.forget(life)
+        if life == self.inner.life {
+            return Err(StoreError::Io(format!("life {life} is this broker's own: its log is kept")));
+        }
+        super::leftovers::forget(&*self.inner.remote, life)
     }
 }
 

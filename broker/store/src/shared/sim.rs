@@ -93,6 +93,9 @@ impl Remote for Line {
         let log = self.remote.begin(life)?;
         Ok(Arc::new(LineLog { line: self.clone(), log }))
     }
+    fn fence(&self, life: Life) -> Result<(), StoreError> {
+        self.call(|| self.remote.fence(life))
+    }
     fn end(
         &self,
         life: Life,
@@ -207,14 +210,21 @@ impl Dir {
     }
 }
 
+struct Kept {
+    broker: usize,
+    dir: StorePath,
+    reader: Arc<dyn Reader>,
+    bytes: Vec<u8>,
+}
+
 struct World {
     dice: Arc<Dice>,
     twin: Twin,
     remote: Memory,
     brokers: Vec<Broker>,
     dirs: Vec<Dir>,
-    /// Readers of files that are gone, and what they must go on reading.
-    kept: Vec<(usize, Arc<dyn Reader>, Vec<u8>)>,
+    /// Readers of files that are gone, and what they must go on reading while their broker owns the directory.
+    kept: Vec<Kept>,
     ops: u64,
     topics: u64,
     report: Report,
@@ -358,7 +368,7 @@ impl World {
             broker.writers.clear();
             broker.block = None;
             broker.job = None;
-            self.kept.retain(|(at, _, _)| *at != index);
+            self.kept.retain(|kept| kept.broker != index);
             for dir in &mut self.dirs {
                 dir.owner = dir.owner.filter(|owner| *owner != index);
             }
@@ -434,7 +444,7 @@ impl World {
 
     fn end_life(&mut self, broker: usize) {
         self.brokers[broker].is_ended = true;
-        self.kept.retain(|(at, _, _)| *at != broker);
+        self.kept.retain(|kept| kept.broker != broker);
         for dir in &mut self.dirs {
             dir.owner = dir.owner.filter(|owner| *owner != broker);
         }
@@ -612,6 +622,8 @@ impl World {
         let Ok(manifest) = self.brokers[owner].shared.release(&path) else { return Ok(()) };
         trace(|| format!("{} released {path}", self.brokers[owner].life));
         self.report.releases += 1;
+        // Whoever lets go of a directory closes its readers: the next owner may delete what they read.
+        self.kept.retain(|kept| kept.broker != owner || kept.dir != path);
         let dir = &mut self.dirs[index];
         let upto = dir.ops.last().map_or(0, |(op, _)| *op);
         self.ack(owner, upto);
@@ -696,7 +708,7 @@ impl World {
             }
         }
         while self.kept.len() > 5 {
-            let (_, reader, bytes) = self.kept.swap_remove(self.dice.up_to(5) as usize);
+            let Kept { reader, bytes, .. } = self.kept.swap_remove(self.dice.up_to(5) as usize);
             if reader.read_at(0, usize::MAX).as_deref() != Ok(&bytes[..]) {
                 return Err(format!("a reader of a file that is gone does not find {bytes:?}"));
             }
@@ -796,15 +808,10 @@ impl World {
         }
     }
 
-    fn reader_to_keep(
-        &mut self,
-        owner: usize,
-        dir: usize,
-        name: &str,
-        file: &StorePath,
-    ) -> Option<(usize, Arc<dyn Reader>, Vec<u8>)> {
-        let bytes = self.dirs[dir].now.get(name).filter(|_| self.chance(300))?;
-        Some((owner, self.brokers[owner].shared.open(file).ok()?, bytes.clone()))
+    fn reader_to_keep(&mut self, owner: usize, dir: usize, name: &str, file: &StorePath) -> Option<Kept> {
+        let bytes = self.dirs[dir].now.get(name).filter(|_| self.chance(300))?.clone();
+        let reader = self.brokers[owner].shared.open(file).ok()?;
+        Some(Kept { broker: owner, dir: self.dirs[dir].path.clone(), reader, bytes })
     }
 
     fn delete(&mut self, owner: usize, dir: usize, name: String, file: &StorePath) -> Check<()> {
@@ -916,16 +923,19 @@ fn run(seed: u64, twin: Twin) -> Check<Report> {
     }
 }
 
-/// Seeds from `SEALANE_SIM_SEED` on (0): `SEALANE_SIM_SEEDS` of them, or for four seconds.
+/// So much processor time of seeds, whatever else the machine does.
+const CPU_TIME: Duration = Duration::from_secs(20);
+
+/// Seeds from `SEALANE_SIM_SEED` on (0): `SEALANE_SIM_SEEDS` of them, or for [`CPU_TIME`].
 #[test]
 fn what_was_acknowledged_survives_every_crash_and_every_move() {
     let number = |name: &str| std::env::var(name).ok().and_then(|text| text.parse::<u64>().ok());
     let first = number("SEALANE_SIM_SEED").unwrap_or(0);
     let seeds = number("SEALANE_SIM_SEEDS");
-    let began = Instant::now();
+    let (began, cpu) = (Instant::now(), cpu_time());
     let mut total = Report::default();
     let mut count = 0;
-    while seeds.map_or(began.elapsed() < Duration::from_secs(4) || count < 50, |seeds| count < seeds) {
+    while seeds.map_or(cpu_time() - cpu < CPU_TIME || count < 50, |seeds| count < seeds) {
         let seed = first + count;
         match run(seed, Twin::None) {
             Ok(report) => total.add(&report),
@@ -938,6 +948,12 @@ fn what_was_acknowledged_survives_every_crash_and_every_move() {
         assert!(total.crashes > 0 && total.zombies > 0 && total.refusals > 0 && total.releases > 0);
         assert!(total.adoptions > 0 && total.objects > 0 && total.deleted > 0 && total.lost_ops > 0);
     }
+}
+
+/// Of this thread.
+fn cpu_time() -> Duration {
+    let text = std::fs::read_to_string("/proc/thread-self/schedstat").unwrap();
+    Duration::from_nanos(text.split_whitespace().next().unwrap().parse().unwrap())
 }
 
 impl Report {

@@ -152,6 +152,33 @@ fn an_heir_finds_everything_that_was_synced() {
 }
 
 #[test]
+fn what_is_left_of_dead_brokers_and_deleted_topics_is_found_and_removed() {
+    let remote = Memory::new();
+    let open = |epoch| Shared::open(Arc::new(remote.clone()), life(epoch), small()).unwrap();
+    let (zombie, living) = (open(1), open(2));
+    for (store, topic) in [(&zombie, "gone"), (&living, "kept")] {
+        store.put(&path(&format!("{topic}/t-0/0.log")), &content(20_000, 1)).unwrap();
+    }
+    assert_eq!(leftovers::lives(&remote), Ok(vec![life(1), life(2)]));
+    assert!(living.forget(life(2)).is_err(), "its own");
+    // Nobody has ended it: it had nothing that anybody wanted.
+    living.forget(life(1)).unwrap();
+    living.forget(life(1)).unwrap();
+    assert_eq!(leftovers::lives(&remote), Ok(vec![life(2)]));
+    assert_eq!(zombie.put(&path("gone/t-0/x"), b"x"), Err(StoreError::Fenced));
+    assert_eq!(Shared::open(Arc::new(remote.clone()), life(1), small()).err(), Some(StoreError::Fenced));
+    let never = Life { broker: 9, epoch: 9 };
+    leftovers::forget(&remote, never).unwrap();
+    assert_eq!(remote.begin(never).err(), Some(StoreError::Fenced));
+
+    let orphans = leftovers::orphans(&remote, &leftovers::data(), &|topic| topic == "kept").unwrap();
+    assert_eq!(orphans, [path("data/gone")]);
+    orphans.iter().for_each(|orphan| remote.delete(orphan).unwrap());
+    assert_eq!(leftovers::orphans(&remote, &leftovers::data(), &|topic| topic == "kept"), Ok(Vec::new()));
+    assert!(read(&living.open(&path("kept/t-0/0.log")).unwrap()) == content(20_000, 1));
+}
+
+#[test]
 fn a_directory_is_handed_over_and_comes_back() {
     let remote = Memory::new();
     let open = |epoch| Shared::open(Arc::new(remote.clone()), life(epoch), small()).unwrap();

@@ -11,13 +11,13 @@ use super::{Fs, Hdfs};
 use crate::StoreError;
 use crate::remote::{Block, BlockError, Life, missing_block, not_ended};
 
-pub(super) fn end(
-    hdfs: &Hdfs,
-    life: Life,
-    visit: &mut dyn FnMut(Block) -> Result<(), StoreError>,
-) -> Result<(), StoreError> {
-    let doing = format!("end life {life}");
-    let files = hdfs.run(&doing, hdfs.fs.config.recovery_deadline, |fs| async move {
+pub(super) fn fence(hdfs: &Hdfs, life: Life) -> Result<(), StoreError> {
+    fenced_files(hdfs, &format!("fence life {life}"), life).map(drop)
+}
+
+/// Ends a life; the files of its log, all of them closed.
+fn fenced_files(hdfs: &Hdfs, doing: &str, life: Life) -> Result<Vec<String>, StoreError> {
+    hdfs.run(doing, hdfs.fs.config.recovery_deadline, |fs| async move {
         fs.fence(life).await?;
         let files = fs.log_files(life).await?;
         // Every heir, whoever won the rename: that one may not have come this far.
@@ -31,7 +31,16 @@ pub(super) fn end(
             Err(Failure::Missing(gone)) => Err(StoreError::Io(gone)),
             outcome => outcome.map(|_| files).map_err(StoreError::from),
         }
-    })?;
+    })
+}
+
+pub(super) fn end(
+    hdfs: &Hdfs,
+    life: Life,
+    visit: &mut dyn FnMut(Block) -> Result<(), StoreError>,
+) -> Result<(), StoreError> {
+    let doing = format!("end life {life}");
+    let files = fenced_files(hdfs, &doing, life)?;
     let deadline = hdfs.fs.transfer_deadline(super::HDFS_BLOCK_BYTES as usize);
     let read = |path: &str| {
         let path = path.to_owned();

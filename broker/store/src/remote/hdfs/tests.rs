@@ -6,7 +6,9 @@ use std::sync::atomic::AtomicBool;
 use e2e::stores::hdfs as server;
 
 use super::*;
-use crate::remote::conformance::{Subject, block, cases, ended, faulty_cases, filled, judge, race, seqs};
+use crate::remote::conformance::{
+    SetAtEnd, Subject, block, cases, ended, faulty_cases, filled, judge, race, seqs,
+};
 
 const LIFE: Life = Life { broker: 3, epoch: 7 };
 /// Much longer than anything here lasts on a busy machine.
@@ -34,7 +36,7 @@ fn fresh(server: &server::Hdfs, name: &'static str, file_bytes: u64) -> impl Fn(
             let lose = |fs: Arc<Fs>| async move { fs.remove(&format!("{}/{seq:010}", fs.live(life))).await };
             behind.run("lose", Duration::ZERO, lose).unwrap();
         };
-        Subject { remote: Arc::new(hdfs), lose_block: Box::new(lose_block) }
+        Subject { remote: Arc::new(hdfs), lose_block: Box::new(lose_block), page: server::PAGE }
     }
 }
 
@@ -49,6 +51,7 @@ fn hdfs_is_a_remote_store() {
         judge(&acknowledged, &visited).unwrap();
     }
     what_is_wrong_is_named_in_one_line(&server);
+    safe_mode_is_named_and_waited_for(&server);
     what_was_half_written_long_ago_is_swept_up(&server);
     a_rename_alone_is_no_fence(&server);
     the_recovery_of_leases_alone_is_no_fence(&server);
@@ -63,6 +66,43 @@ fn what_is_wrong_is_named_in_one_line(server: &server::Hdfs) {
     let too_large = HdfsConfig { file_bytes: 1 << 40, ..config(server, "/x") };
     assert!(Hdfs::open(too_large).map(drop).unwrap_err().to_string().contains("file_bytes"));
     assert!(Hdfs::open(HdfsConfig::new("gopher://x", "/x")).map(drop).is_err());
+    // A port of the same machine that speaks something else.
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let silent = HdfsConfig {
+        request_timeout: Duration::from_millis(500),
+        ..HdfsConfig::new(&format!("hdfs://{}", listener.local_addr().unwrap()), "/x")
+    };
+    let text = Hdfs::open(silent).unwrap().list(&StorePath::root()).unwrap_err().to_string();
+    assert!(text.contains("/x: list") && text.contains("no answer within 500ms"), "{text}");
+}
+
+/// Nothing is changed, and nothing is lost: the same again succeeds when it is over.
+fn safe_mode_is_named_and_waited_for(server: &server::Hdfs) {
+    let impatient = HdfsConfig { append_deadline: Duration::from_secs(1), ..config(server, "/safe") };
+    let hdfs = Hdfs::open(impatient).unwrap();
+    let log = filled(&hdfs, LIFE, 2);
+    let name = StorePath::parse("t/p-0/x").unwrap();
+    server.set_safe_mode(true).unwrap();
+    let other = Life { broker: 4, epoch: 1 };
+    let refused = [
+        log.append(&block(LIFE, 2, 0)),
+        hdfs.put(&name, Bytes::from_static(b"x")),
+        hdfs.begin(other).map(drop),
+        hdfs.fence(other),
+    ];
+    for outcome in refused {
+        let error = outcome.unwrap_err();
+        let text = error.to_string();
+        assert!(text.contains("the NameNode is in safe mode; waiting for it to leave it"), "{text}");
+        assert!(
+            text.starts_with("hdfs://127.0.0.1:") && !text.contains('\n') && error.is_retryable(),
+            "{text}"
+        );
+    }
+    server.set_safe_mode(false).unwrap();
+    append_at_last(&*log, &block(LIFE, 2, 0));
+    hdfs.put(&name, Bytes::from_static(b"x")).unwrap();
+    assert_eq!(seqs(&ended_at_last(&hdfs, LIFE)), [0, 1, 2]);
 }
 
 fn what_was_half_written_long_ago_is_swept_up(server: &server::Hdfs) {
@@ -117,6 +157,18 @@ fn the_recovery_of_leases_alone_is_no_fence(server: &server::Hdfs) {
     assert_eq!(log.append(&block(LIFE, 4, 0)), Err(StoreError::Fenced));
 }
 
+/// The DataNode that is being written to; a machine that is busy takes its time until one is.
+fn busiest(server: &server::Hdfs) -> usize {
+    let end = Instant::now() + PATIENCE;
+    loop {
+        if let Some(node) = server.busiest() {
+            return node;
+        }
+        assert!(Instant::now() < end, "no DataNode is written to");
+        std::thread::sleep(Duration::from_millis(50));
+    }
+}
+
 /// Appends blocks until it is told to stop, then ends the life: what was acknowledged is there.
 fn written_through(hdfs: &Hdfs, life: Life, harm: impl FnOnce()) {
     let log = hdfs.begin(life).unwrap();
@@ -130,6 +182,8 @@ fn written_through(hdfs: &Hdfs, life: Life, harm: impl FnOnce()) {
             }
             seq
         });
+        // Also when something here panics, or the writer would go on for ever.
+        let _set = SetAtEnd(&stop);
         std::thread::sleep(Duration::from_millis(500));
         harm();
         std::thread::sleep(Duration::from_millis(500));
@@ -172,7 +226,7 @@ fn a_log_goes_on_when_daemons_die_hang_and_come_back() {
     for round in 0..2 {
         println!("a DataNode is killed");
         written_through(&hdfs, life(10 + round), || {
-            let node = server.busiest().unwrap();
+            let node = busiest(&server);
             server.data_node(node).kill().unwrap();
             std::thread::sleep(Duration::from_secs(3));
             server.data_node(node).start().unwrap();
@@ -181,7 +235,7 @@ fn a_log_goes_on_when_daemons_die_hang_and_come_back() {
     }
     println!("a DataNode hangs");
     written_through(&hdfs, life(20), || {
-        let node = server.busiest().unwrap();
+        let node = busiest(&server);
         server.data_node(node).pause().unwrap();
         std::thread::sleep(Duration::from_secs(5));
         server.data_node(node).resume().unwrap();
@@ -207,7 +261,7 @@ fn a_life_is_ended_while_a_data_node_is_dead() {
     let mut server = server::Hdfs::start(3).unwrap();
     let hdfs = open(&server, "/heir");
     let log = filled(&hdfs, LIFE, 50);
-    let node = server.busiest().unwrap();
+    let node = busiest(&server);
     server.data_node(node).kill().unwrap();
     // Two heartbeats, so that the NameNode does not choose it to lead the recovery.
     std::thread::sleep(Duration::from_secs(3));

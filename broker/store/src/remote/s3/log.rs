@@ -7,7 +7,8 @@
 //! ```
 //! Big-endian; the CRC-32C covers everything behind it. A fence is shorter than any block, so a listing
 //! tells them apart. Whoever ends a life creates a fence at the number after its highest block; the writer
-//! creates its next block under that same name, so one of the two is refused. A write that was stopped for
+//! creates its next block under that same name, so one of the two is refused. Where the writer is the faster one,
+//! a second fence goes further ahead, as a wall; the one directly behind a block is the end. A write that was stopped for
 //! minutes may land again under a number that was given up: what lies below `lowest` of the highest block
 //! is ignored, and the highest block and the fence are never removed. To forget a life replaces its highest
 //! block by a second fence and removes what is below.
@@ -32,8 +33,10 @@ const ENDED: u8 = 1;
 const FORGOTTEN: u8 = 2;
 /// Blocks that are read at once.
 const READ_AHEAD: u64 = 4;
-/// A writer that is faster than its fence so many times in a row is not to be believed.
-const FENCE_ATTEMPTS_MAX: u64 = 10_000;
+/// How far ahead of a writer a wall is put, for a start: about as many blocks as are written meanwhile.
+const WALL_DISTANCE: u64 = 16;
+/// Each attempt lists and finds the writer at least one block further, and it does not pass the wall.
+const FENCE_ATTEMPTS_MAX: u32 = 1_000;
 
 const _: () = assert!(FENCE_LEN < HEADER_LEN, "a fence is told from a block by its size");
 
@@ -50,14 +53,21 @@ pub(super) fn begin(s3: &S3, life: Life) -> Result<Arc<dyn LifeLog>, StoreError>
     Ok(Arc::new(S3Log { s3: s3.clone(), life, state, trimming: Arc::default() }))
 }
 
+pub(super) fn fence(s3: &S3, life: Life) -> Result<(), StoreError> {
+    fenced(s3, &format!("fence life {life}"), life).map(drop)
+}
+
+fn fenced(s3: &S3, doing: &str, life: Life) -> Result<Fence, StoreError> {
+    s3.run(doing, LIST_BYTES, |bucket| async move { bucket.fence(life).await })
+}
+
 pub(super) fn end(
     s3: &S3,
     life: Life,
     visit: &mut dyn FnMut(Block) -> Result<(), StoreError>,
 ) -> Result<(), StoreError> {
     let doing = format!("end life {life}");
-    let fence = s3.run(&doing, LIST_BYTES, |bucket| async move { bucket.fence(life).await })?;
-    let Fence { number, kind: ENDED } = fence else { return Ok(()) };
+    let Fence { number, kind: ENDED } = fenced(s3, &doing, life)? else { return Ok(()) };
     let Some(highest) = number.checked_sub(1) else { return Ok(()) };
     let last = s3.run(&doing, BLOCK_BYTES_MAX, |bucket| async move { bucket.block(life, highest).await })?;
     let mut next = last.lowest;
@@ -76,15 +86,14 @@ pub(super) fn end(
 pub(super) fn forget(s3: &S3, life: Life) -> Result<(), StoreError> {
     s3.run(&format!("forget life {life}"), LIST_BYTES, |bucket| async move {
         let found = bucket.numbers(life).await?;
-        let Some(number) = found.fence() else { return Err(not_ended(life)) };
-        let fence = bucket.read_fence(life, number).await?;
-        let lowest_fence = match (fence.kind, number.checked_sub(1)) {
+        let fence = bucket.final_fence(life, &found).await?.ok_or_else(|| not_ended(life))?;
+        let lowest_fence = match (fence.kind, fence.number.checked_sub(1)) {
             (ENDED, Some(highest)) => {
                 let body = encode_fence(life, Fence { number: highest, kind: FORGOTTEN });
                 bucket.replace(&bucket.log_object(life, highest)?, body).await?;
                 highest
             }
-            _ => number,
+            _ => fence.number,
         };
         let below = found.sizes.range(..lowest_fence).map(|(number, _)| bucket.log_object(life, *number));
         bucket.delete_all(below.collect::<Result<_, _>>()?).await
@@ -98,7 +107,7 @@ pub(super) fn lives(s3: &S3) -> Result<Vec<Life>, StoreError> {
         for (path, size) in bucket.all_below(&dir).await? {
             let name = path.as_ref().strip_prefix(dir.as_ref()).unwrap_or_default();
             let life = name.trim_start_matches('/').split('/').next().and_then(Life::parse);
-            lives.extend(life.filter(|_| size >= HEADER_LEN as u64));
+            lives.extend(life.filter(|_| is_block(size)));
         }
         lives.sort_unstable();
         lives.dedup();
@@ -121,8 +130,18 @@ struct Fence {
 impl Numbers {
     /// The lowest fence: the one that the writer met.
     fn fence(&self) -> Option<u64> {
-        self.sizes.iter().find(|(_, size)| **size < HEADER_LEN as u64).map(|(number, _)| *number)
+        self.sizes.iter().find(|(_, size)| !is_block(**size)).map(|(number, _)| *number)
     }
+
+    /// The number after the highest block.
+    fn next(&self) -> u64 {
+        self.sizes.iter().rfind(|(_, size)| is_block(**size)).map_or(0, |(number, _)| number + 1)
+    }
+}
+
+/// By its size: a fence is shorter.
+fn is_block(size: u64) -> bool {
+    size >= HEADER_LEN as u64
 }
 
 impl Bucket {
@@ -141,28 +160,52 @@ impl Bucket {
         Ok(Numbers { sizes })
     }
 
-    /// Sees to it that a fence stands behind the highest block.
+    /// Sees to it that a fence stands directly behind the highest block.
     async fn fence(&self, life: Life) -> Result<Fence, StoreError> {
-        let found = self.numbers(life).await?;
-        if let Some(number) = found.fence() {
-            let above = found.sizes.range(number..).find(|(_, size)| **size >= HEADER_LEN as u64);
-            if let Some((above, _)) = above {
-                let what = format!("block {above} of life {life} lies above the fence at {number}");
-                return Err(StoreError::Corrupt(format!("{what}: the store does not keep create-if-absent")));
+        let mut has_wall = false;
+        for attempt in 0..FENCE_ATTEMPTS_MAX {
+            let found = self.numbers(life).await?;
+            if let Some(fence) = self.final_fence(life, &found).await? {
+                return Ok(fence);
             }
-            return self.read_fence(life, number).await;
-        }
-        let first = found.sizes.last_key_value().map_or(0, |(highest, _)| highest + 1);
-        for number in first..first + FENCE_ATTEMPTS_MAX {
-            let fence = Fence { number, kind: ENDED };
-            match self.create(&self.log_object(life, number)?, encode_fence(life, fence)).await? {
-                Created::Own => return Ok(fence),
-                // The writer was first, with its next block. One of us is first at the number after it.
-                Created::Other(found) if found.len() >= HEADER_LEN => {}
-                Created::Other(found) => return decode_fence(life, number, &found),
+            let next = found.next();
+            if let Some(fence) = self.claim(life, next).await? {
+                return Ok(fence);
+            }
+            // The writer was first, with its next block, and may be so again and again: a fence further on is
+            // where it stops at the latest. What is free before that fence is no gap until this is done.
+            if !has_wall {
+                has_wall = self.wall(life, next + (WALL_DISTANCE << attempt.min(20))).await?;
             }
         }
         Err(StoreError::Io(self.named(&format!("end life {life}: its writer cannot be overtaken"))))
+    }
+
+    /// The fence that ends a life, if there is one. A wall that stands far ahead of the writer does not.
+    async fn final_fence(&self, life: Life, found: &Numbers) -> Result<Option<Fence>, StoreError> {
+        let Some(number) = found.fence() else { return Ok(None) };
+        let above = found.sizes.range(number..).find(|(_, size)| is_block(**size));
+        if let Some((above, _)) = above {
+            let what = format!("block {above} of life {life} lies above the fence at {number}");
+            return Err(StoreError::Corrupt(format!("{what}: the store does not keep create-if-absent")));
+        }
+        let fence = self.read_fence(life, number).await?;
+        Ok(Some(fence).filter(|fence| found.next() == number || fence.kind == FORGOTTEN))
+    }
+
+    /// Puts a fence far ahead, unless a block is there already.
+    pub(super) async fn wall(&self, life: Life, number: u64) -> Result<bool, StoreError> {
+        Ok(self.claim(life, number).await?.is_some())
+    }
+
+    /// The fence that stands under a number, this one or another; none if a block was first.
+    async fn claim(&self, life: Life, number: u64) -> Result<Option<Fence>, StoreError> {
+        let fence = Fence { number, kind: ENDED };
+        match self.create(&self.log_object(life, number)?, encode_fence(life, fence)).await? {
+            Created::Own => Ok(Some(fence)),
+            Created::Other(found) if is_block(found.len() as u64) => Ok(None),
+            Created::Other(found) => decode_fence(life, number, &found).map(Some),
+        }
     }
 
     async fn read_fence(&self, life: Life, number: u64) -> Result<Fence, StoreError> {

@@ -28,15 +28,18 @@ fn subject(s3: S3) -> Subject {
             |bucket: Arc<Bucket>| async move { bucket.delete_one(&bucket.log_object(life, seq)?).await };
         behind.run("lose", 0, lose).unwrap();
     };
-    Subject { remote: Arc::new(s3), lose_block: Box::new(lose_block) }
+    Subject { remote: Arc::new(s3), lose_block: Box::new(lose_block), page: 1_000 }
 }
 
-/// Stores with a prefix of their own each.
-fn fresh(endpoint: &str) -> impl Fn() -> Subject {
+/// Stores with a bucket of their own each: a listing of gofakes3 walks all that is in one.
+fn fresh(server: &server::S3) -> impl Fn() -> Subject {
     let count = std::cell::Cell::new(0);
     move || {
         count.set(count.get() + 1);
-        subject(S3::open(config(endpoint, &format!("clusters/c{}", count.get()))).unwrap())
+        let bucket = format!("cluster-{}", count.get());
+        server.make_bucket(&bucket).unwrap();
+        let config = S3Config { bucket, ..config(&server.endpoint(), "clusters/c") };
+        subject(S3::open(config).unwrap())
     }
 }
 
@@ -47,13 +50,13 @@ fn address(server: &server::S3) -> SocketAddr {
 #[test]
 fn s3_is_a_remote_store() {
     let server = server::S3::start().unwrap();
-    cases(fresh(&server.endpoint()));
+    cases(fresh(&server));
 }
 
 #[test]
 fn faults_on_s3_lose_nothing() {
     let server = server::S3::start().unwrap();
-    faulty_cases(fresh(&server.endpoint()), 0..5);
+    faulty_cases(fresh(&server), 0..5);
 }
 
 /// The server refuses, breaks, hangs and loses answers: the client's own retries meet their own writes.
@@ -103,29 +106,91 @@ fn a_store_that_refuses_for_a_moment_is_asked_again_within_the_call() {
     log.append(&block(LIFE, 10, 0)).unwrap();
 }
 
+/// What a call says that must fail, retryably, in one line that names the place.
+fn said<T>(outcome: Result<T, StoreError>) -> String {
+    match outcome.map(drop) {
+        Err(StoreError::Io(text)) if text.starts_with("s3://") && !text.contains('\n') => text,
+        other => panic!("{other:?}"),
+    }
+}
+
+/// What every kind of call says.
+fn all_say(config: S3Config, expected: &str) {
+    let quick = S3Config { retry_for: Duration::from_millis(100), ..config };
+    let (place, s3) = (format!("s3://{} at {}: ", quick.bucket, quick.endpoint), S3::open(quick).unwrap());
+    let name = StorePath::parse("x").unwrap();
+    let outcomes = [
+        said(s3.begin(LIFE)),
+        said(s3.put(&name, Bytes::from_static(b"x"))),
+        said(s3.get(&name, 0, 1)),
+        said(s3.list(&name)),
+        said(s3.delete(&name)),
+        said(s3.fence(LIFE)),
+        said(s3.lives()),
+    ];
+    for text in outcomes {
+        assert!(text.starts_with(&place) && text.contains(expected), "{text:?} without {expected:?}");
+    }
+}
+
 #[test]
 fn what_is_wrong_is_named_in_one_line() {
     let mut server = server::S3::start().unwrap();
-    let said = |remote: &S3| match remote.begin(LIFE).map(drop) {
-        Err(StoreError::Io(text)) => text,
-        other => panic!("{other:?}"),
-    };
-    let elsewhere = S3Config { bucket: "nowhere".to_owned(), ..config(&server.endpoint(), "p") };
-    let text = said(&S3::open(elsewhere.clone()).unwrap());
-    assert!(text.contains("s3://nowhere at") && text.contains("no such bucket: create it"), "{text}");
-    let put = S3::open(elsewhere).unwrap().put(&StorePath::parse("x").unwrap(), Bytes::new());
-    assert!(matches!(&put, Err(StoreError::Io(text)) if text.contains("no such bucket")), "{put:?}");
-
-    let front =
-        Front::start(address(&server), 1, FrontFaults { denied: 1_000, ..FrontFaults::default() }).unwrap();
-    let text = said(&S3::open(config(&front.endpoint(), "p")).unwrap());
-    assert!(text.contains("denied: check the credentials") && !text.contains('\n'), "{text}");
-
+    let right = config(&server.endpoint(), "p");
+    all_say(S3Config { bucket: "nowhere".to_owned(), ..right.clone() }, "no such bucket: create it");
+    let front = Front::start(address(&server), 1, FrontFaults::default()).unwrap();
+    let through = S3Config { endpoint: front.endpoint(), ..right.clone() };
+    for (faults, expected) in [
+        (FrontFaults { denied: 1_000, ..FrontFaults::default() }, "denied: check the credentials"),
+        (FrontFaults { broken: 1_000, ..FrontFaults::default() }, "500"),
+        (FrontFaults { slow_down: 1_000, ..FrontFaults::default() }, "503"),
+    ] {
+        front.set_faults(faults);
+        all_say(through.clone(), expected);
+    }
+    let elsewhere = |endpoint: &str| S3Config { endpoint: endpoint.to_owned(), ..right.clone() };
+    all_say(elsewhere("http://no-such-host.invalid:9000"), "cannot be reached: check the endpoint");
+    // It speaks no TLS.
+    all_say(
+        elsewhere(&server.endpoint().replace("http:", "https:")),
+        "cannot be reached: check the endpoint",
+    );
     server.daemon().kill().unwrap();
-    let quick = S3Config { retry_for: Duration::from_millis(300), ..config(&server.endpoint(), "p") };
-    let text = said(&S3::open(quick).unwrap());
-    assert!(text.contains("s3://sealane at http://127.0.0.1") && !text.contains('\n'), "{text}");
+    all_say(right, "cannot be reached: check the endpoint");
     assert!(!format!("{:?}", config("http://x", "p")).contains("testtest"), "secrets are not shown");
+}
+
+/// Answers every request with this.
+fn something_else(answer: &'static str) -> String {
+    use std::io::{Read, Write};
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let endpoint = format!("http://{}", listener.local_addr().unwrap());
+    std::thread::spawn(move || {
+        for mut stream in listener.incoming().flatten() {
+            let _ = stream.read(&mut [0; 4_096]);
+            let _ = stream.write_all(answer.as_bytes());
+        }
+    });
+    endpoint
+}
+
+#[test]
+fn what_is_no_s3_server_is_not_taken_for_one() {
+    let page =
+        "HTTP/1.1 200 OK\r\nContent-Type: text/html\r\nContent-Length: 5\r\nConnection: close\r\n\r\nhello";
+    let moved = "HTTP/1.1 301 Moved Permanently\r\nContent-Length: 0\r\nConnection: close\r\n\r\n";
+    for (answer, expected) in [
+        (page, "invalid list response"),
+        (moved, "incorrectly configured region"),
+        ("220 mail.example ESMTP\r\n", "invalid HTTP version"),
+    ] {
+        let quick =
+            S3Config { retry_for: Duration::from_millis(100), ..config(&something_else(answer), "p") };
+        let s3 = S3::open(quick).unwrap();
+        for text in [said(s3.begin(LIFE)), said(s3.lives()), said(s3.fence(LIFE))] {
+            assert!(text.contains(expected), "{text:?} without {expected:?}");
+        }
+    }
 }
 
 #[test]
@@ -201,6 +266,29 @@ fn a_write_that_lands_late_under_an_old_number_is_ignored() {
     assert_eq!(log.append(&block(LIFE, 6, 5)), Err(StoreError::Fenced));
 }
 
+/// An heir that chases a fast writer dies: what is free before its wall is still the writer's.
+#[test]
+fn a_wall_ahead_of_the_writer_is_not_the_end() {
+    let server = server::S3::start().unwrap();
+    let s3 = S3::open(config(&server.endpoint(), "p")).unwrap();
+    let log = filled(&s3, LIFE, 4);
+    let wall = |bucket: Arc<Bucket>| async move { bucket.wall(LIFE, 7).await };
+    s3.run("wall", 0, wall).unwrap();
+    log.append(&block(LIFE, 4, 2)).unwrap();
+    assert!(s3.forget(LIFE).is_err(), "it has not ended");
+    assert_eq!(seqs(&ended(&s3, LIFE).unwrap()), [2, 3, 4]);
+    assert_eq!(log.append(&block(LIFE, 5, 2)), Err(StoreError::Fenced));
+    s3.forget(LIFE).unwrap();
+    assert_eq!(ended(&s3, LIFE), Ok(Vec::new()));
+    let other = Life { broker: 4, epoch: 1 };
+    let log = filled(&s3, other, 4);
+    s3.run("wall", 0, move |bucket| async move { bucket.wall(other, 6).await }).unwrap();
+    log.append(&block(other, 4, 0)).unwrap();
+    log.append(&block(other, 5, 0)).unwrap();
+    assert_eq!(log.append(&block(other, 6, 0)), Err(StoreError::Fenced), "no further than the wall");
+    assert_eq!(ended(&s3, other).unwrap().len(), 6);
+}
+
 #[test]
 fn a_store_that_lets_two_writers_win_is_found_out() {
     let server = server::S3::start().unwrap();
@@ -265,6 +353,9 @@ impl Remote for Unfenced {
     }
     fn begin(&self, life: Life) -> Result<Arc<dyn LifeLog>, StoreError> {
         self.0.begin(life)
+    }
+    fn fence(&self, _: Life) -> Result<(), StoreError> {
+        Ok(())
     }
     fn end(
         &self,

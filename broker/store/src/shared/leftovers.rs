@@ -1,0 +1,38 @@
+//! What dead brokers and deleted topics leave in the store, and its removal.
+//!
+//! Works on the remote store alone: whoever knows the records decides, and the order of looking makes it safe.
+//! First what is in the store ([`lives`], [`orphans`]), then who is alive, then the records: a life that is not
+//! alive gets on no record any more, and a topic is on record before anything of it is written. Every call may
+//! be made again, and by several at once.
+
+use crate::{Life, Remote, StoreError, StorePath};
+
+/// The lives that have a log in the store, living ones too. Lists all blocks of all logs: for once in a while.
+pub fn lives(remote: &dyn Remote) -> Result<Vec<Life>, StoreError> {
+    remote.lives()
+}
+
+/// Removes the log of a life that no record names and that is not alive. It is ended first, so that a
+/// zombie writes nothing into a log that is gone; what refuses it stays for ever. A heir that goes by an
+/// old view finds nothing of its directories any more, so let some time pass after the last record.
+pub fn forget(remote: &dyn Remote, life: Life) -> Result<(), StoreError> {
+    remote.fence(life)?;
+    remote.forget(life)
+}
+
+/// Where the objects of directories are: `data/<topic id>/...`.
+pub fn data() -> StorePath {
+    StorePath::parse("data").expect("a legal name")
+}
+
+/// What lies directly in `root` ([`data`], or where the manifests are) and is nobody's. To be removed with
+/// [`Remote::delete`]. An object that a zombie was writing may appear later, so this is not done once.
+pub fn orphans(
+    remote: &dyn Remote,
+    root: &StorePath,
+    is_owned: &dyn Fn(&str) -> bool,
+) -> Result<Vec<StorePath>, StoreError> {
+    let unknown = remote.list(root)?.into_iter().filter(|entry| !is_owned(&entry.name));
+    let paths = unknown.map(|entry| root.join(&entry.name));
+    paths.collect::<Result<_, _>>().map_err(|error| StoreError::Io(error.to_string()))
+}
