@@ -12,6 +12,7 @@ mod jobs;
 pub mod leftovers;
 mod log;
 mod own;
+mod packs;
 mod ring;
 #[cfg(test)]
 mod sim;
@@ -54,6 +55,8 @@ pub struct Options {
     pub ended_bytes_min: u64,
     /// Objects of less than this are put together once their file has no writer.
     pub merge_below_bytes: u64,
+    /// Smaller tails go into no pack with others; they are said again.
+    pub pack_bytes_min: u64,
     /// Bytes of one directory that are said again in the log rather than put into objects.
     pub inline_bytes_max: u64,
     /// Larger files that are put as a whole become objects at once.
@@ -84,6 +87,7 @@ impl Default for Options {
             object_bytes: 8 << 20,
             ended_bytes_min: 64 << 10,
             merge_below_bytes: 1 << 20,
+            pack_bytes_min: 2 << 10,
             inline_bytes_max: 16 << 10,
             put_inline_bytes_max: 1 << 20,
             cache_bytes: 64 << 20,

@@ -17,11 +17,9 @@ use crate::{peer, tools};
 pub const PAGE: usize = 100;
 
 pub struct Hdfs {
-    layout: Layout,
     name_node: Daemon,
     data_nodes: Vec<Daemon>,
     ports: Ports,
-    /// Goes last.
     dir: TempDir,
 }
 
@@ -37,7 +35,6 @@ const OF_DATA_NODES: &[&str] = &[
     "CommitBlockSynchronization",
 ];
 const DATA_NODE: &str = "org.apache.hadoop.hdfs.server.datanode.DataNode";
-const ADMIN: &str = "org.apache.hadoop.hdfs.tools.DFSAdmin";
 
 impl Hdfs {
     /// Formats and starts it, and waits until all DataNodes are registered and writing is allowed.
@@ -55,7 +52,7 @@ impl Hdfs {
             layout.daemon(&format!("data-node-{node}"), "-Xmx128m", DATA_NODE)
         };
         let data_nodes = (0..data_nodes).map(data_node).collect::<Result<_>>()?;
-        let mut hdfs = Hdfs { layout, name_node, data_nodes, ports, dir };
+        let mut hdfs = Hdfs { name_node, data_nodes, ports, dir };
         hdfs.name_node.start()?;
         hdfs.data_nodes.iter_mut().try_for_each(Daemon::start)?;
         hdfs.wait()?;
@@ -73,13 +70,6 @@ impl Hdfs {
 
     pub fn data_node(&mut self, node: usize) -> &mut Daemon {
         &mut self.data_nodes[node]
-    }
-
-    /// In safe mode the NameNode reads and refuses every change.
-    pub fn set_safe_mode(&self, is_on: bool) -> Result<()> {
-        let mut admin = Command::new("java");
-        admin.args(self.layout.arguments("name-node", "-Xmx64m", ADMIN)?);
-        peer::run(admin.args(["-safemode", if is_on { "enter" } else { "leave" }])).map(drop)
     }
 
     /// Number of the DataNode that wrote to its newest block file last, among those that run.

@@ -48,7 +48,7 @@ pub(super) struct Wanted<'a> {
     pub path: &'a StorePath,
     pub pos: u64,
     pub len: usize,
-    /// Bytes of the object that may be read.
+    /// Bytes of the object that may be read; more than it has where that is not known.
     pub object_len: u64,
     /// Bytes beyond the range that the reader is likely to want next.
     pub ahead: usize,
@@ -107,12 +107,12 @@ impl Cache {
         let most = (self.ahead_max.max(BLOCK_BYTES) as u64).next_multiple_of(BLOCK_BYTES as u64);
         let len = (end.min(wanted.object_len) - from).min(most) as usize;
         let bytes = self.get(remote, wanted.path, from, len)?;
-        if bytes.len() != len {
-            let found = bytes.len();
-            let what = format!("{}: {found} of {len} bytes from {from} on", wanted.path);
+        let (needed, found) = (len.min((wanted.pos - from) as usize + wanted.len), bytes.len());
+        if found < needed {
+            let what = format!("{}: {found} of {needed} bytes from {from} on", wanted.path);
             return Err(StoreError::Corrupt(what));
         }
-        if len <= BLOCK_BYTES {
+        if found <= BLOCK_BYTES {
             return Ok(vec![bytes]);
         }
         // Copies, so that each can go on its own.

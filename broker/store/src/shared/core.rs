@@ -4,7 +4,7 @@
 //! the tree as an heir would apply it. All positions are seen by readers at once; what is durable is a
 //! matter of the ring. Invariant: a file has at most one writer that is not fenced.
 
-use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 use std::fmt;
 use std::io::IoSlice;
 
@@ -13,6 +13,7 @@ use bytes::Bytes;
 use super::Options;
 use super::frame::{self, Payload};
 use super::jobs::{Collect, Orphans};
+use super::packs::Pack;
 use super::ring::Ring;
 use super::tree::{self, Chunk, DirNo, Effects, File, FileNo, ObjectId, Piece, Tree};
 use crate::remote::Block;
@@ -55,6 +56,8 @@ pub struct Stats {
     pub memory_bytes: u64,
     pub objects_written: u64,
     pub objects_written_bytes: u64,
+    /// Objects with the tails of many files, among those written.
+    pub packs_written: u64,
     pub objects_deleted: u64,
     /// Objects that are to be deleted.
     pub garbage: u64,
@@ -113,6 +116,8 @@ pub(super) struct Garbage {
     pub file: FileNo,
     pub object: ObjectId,
     pub path: StorePath,
+    /// It is one chunk of a pack; the object goes with the last one.
+    pub is_chunk: bool,
 }
 
 /// Where the bytes that a reader wants are.
@@ -120,8 +125,8 @@ pub(super) struct Garbage {
 pub(super) enum Found {
     /// All of them.
     Tail(Vec<Bytes>),
-    /// The first of them: `len` from `pos` of an object on.
-    Object { object: ObjectId, path: StorePath, pos: u64, len: usize, chunk_len: u64 },
+    /// The first of them: `len` from `pos` of an object on, which has bytes of the file up to `end`.
+    Object { object: ObjectId, path: StorePath, pos: u64, len: usize, end: u64, is_pack: bool },
 }
 
 pub(super) struct Core {
@@ -140,7 +145,15 @@ pub(super) struct Core {
     pub garbage: VecDeque<Garbage>,
     /// What waits for the last reader of a ghost.
     pub ghost_garbage: HashMap<FileNo, Vec<Garbage>>,
-    pub is_merging: bool,
+    pub merging: usize,
+    /// Files with chunks that are to be put together when there is a place.
+    pub merges: VecDeque<FileNo>,
+    /// By their number.
+    pub packs: HashMap<u64, Pack>,
+    pub packing: usize,
+    /// The lives that this one has pinned, and where.
+    pub pins: BTreeSet<(Life, StorePath)>,
+    pub unpin_after: Option<u64>,
     pub orphans: VecDeque<Collect>,
     pub stats: Stats,
     /// Callers that wait for room.
@@ -170,7 +183,12 @@ impl Core {
             unready: Vec::new(),
             garbage: VecDeque::new(),
             ghost_garbage: HashMap::new(),
-            is_merging: false,
+            merging: 0,
+            merges: VecDeque::new(),
+            packs: HashMap::new(),
+            packing: 0,
+            pins: BTreeSet::new(),
+            unpin_after: None,
             orphans: VecDeque::new(),
             stats: Stats::default(),
             waiting: 0,
@@ -285,9 +303,14 @@ impl Core {
                 file.pieces.iter().for_each(|piece| self.ring.free(piece.seq));
             }
         }
-        for (file, dir, name, object) in effects.objects {
-            let Ok(path) = tree::object_path(&dir, &name, object) else { continue };
-            let garbage = Garbage { after: seq, file, object, path };
+        for (file, dir, name, chunk) in effects.objects {
+            if self.is_foreign(&chunk) {
+                self.may_unpin(seq);
+                continue;
+            }
+            let Ok(path) = chunk.path(&dir, &name) else { continue };
+            let (object, is_chunk) = (chunk.object, chunk.at.is_some());
+            let garbage = Garbage { after: seq, file, object, path, is_chunk };
             match self.unconfirmed.get_mut(&dir) {
                 Some(unconfirmed) => unconfirmed.garbage.push(garbage),
                 None => self.garbage.push_back(garbage),
@@ -502,6 +525,9 @@ impl Core {
             {
                 ghost.pieces.iter().for_each(|piece| self.ring.free(piece.seq));
                 self.garbage.extend(self.ghost_garbage.remove(&file).unwrap_or_default());
+                if ghost.chunks.iter().any(|chunk| self.is_foreign(chunk)) {
+                    self.may_unpin(0);
+                }
             }
         }
     }
@@ -520,9 +546,17 @@ impl Core {
         let end = found.len.min(pos.saturating_add(len as u64));
         if let Some(chunk) = found.chunk_at(pos).filter(|_| pos < end) {
             let len = (end.min(chunk.end()) - pos) as usize;
-            let path = tree::object_path(&found.dir_path, &found.name, chunk.object)?;
-            let (pos, chunk_len) = (pos - chunk.from, chunk.len);
-            return Ok(Found::Object { object: chunk.object, path, pos, len, chunk_len });
+            let path = chunk.path(&found.dir_path, &found.name)?;
+            let start = chunk.at.unwrap_or(0);
+            let (pos, end) = (start + pos - chunk.from, start + chunk.len);
+            return Ok(Found::Object {
+                object: chunk.object,
+                path,
+                pos,
+                len,
+                end,
+                is_pack: chunk.at.is_some(),
+            });
         }
         let mut parts = Vec::new();
         for piece in found.pieces_at(pos).take_while(|piece| piece.pos < end) {

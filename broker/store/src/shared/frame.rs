@@ -1,21 +1,22 @@
 //! Frames: what a block of the shared log says, and how it looks.
 //!
 //! ```text
-//! payload | version u8 = 1 | frames u32 | frame, frame ...
+//! payload | version u8 = 2 | frames u32 | frame, frame ...
 //! frame   | kind u8 | length of the body u32 | body
 //!
 //! 1 directory | dir | flags u8 (1: released) | path text | files, and each of them:
 //!             |   name: bytes shared with the one before, rest text | file | length
-//!             |   chunks, each: length, object | tail pieces, each: length | where
+//!             |   chunks, each: length, place | tail pieces, each: length | where
 //!             |     where: 0 and the bytes, or block number + 1 and position in that block
 //! 2 create    | dir | file | name text
 //! 3 append    | dir | file | position | bytes to the end of the body
 //! 4 put       | dir | file | name text | chunks | bytes to the end of the body
 //! 5 cut       | dir | file | length
 //! 6 remove    | count, each: dir, file + 1 (0: the whole directory)
-//! 7 chunk     | dir | file | from | length | object
+//! 7 chunk     | dir | file | from | length | place
 //!
-//! object      | broker u32 | epoch | number        text | length | UTF-8
+//! place       | broker u32 | epoch | number of the object | 0, or 1 and more: where in a pack, plus 1
+//! text        | length | UTF-8
 //! ```
 //! Fixed integers are big-endian, all others are varints (LEB128). A directory's first frame says its
 //! whole state; what comes before it in a log is of no use. There is no checksum: the block has one.
@@ -25,7 +26,7 @@ use bytes::Bytes;
 use super::tree::{Chunk, Corrupt, DirNo, FileNo, ObjectId, Piece};
 use crate::{Life, StorePath};
 
-const VERSION: u8 = 1;
+const VERSION: u8 = 2;
 const HEADER_LEN: usize = 5;
 
 const DIR: u8 = 1;
@@ -183,7 +184,7 @@ impl Payload {
             varint(out, file.0);
             varint(out, chunk.from);
             varint(out, chunk.len);
-            put_object(out, chunk.object);
+            put_place(out, chunk);
         });
     }
 
@@ -267,7 +268,9 @@ fn take_frame(take: &mut Take<'_>, seq: u64) -> Result<Frame, Corrupt> {
         }
         CHUNK => {
             let (dir, file) = (body.dir()?, body.file()?);
-            let chunk = Chunk { from: body.varint()?, len: body.varint()?, object: body.object()? };
+            let (from, len) = (body.varint()?, body.varint()?);
+            let (object, at) = body.place()?;
+            let chunk = Chunk { from, len, object, at };
             Frame::Chunk { dir, file, chunk: chunk.checked()? }
         }
         _ => return Err(Corrupt("a frame of an unknown kind")),
@@ -347,7 +350,7 @@ fn put_chunks(out: &mut Vec<u8>, chunks: &[Chunk]) {
     varint(out, chunks.len() as u64);
     for chunk in chunks {
         varint(out, chunk.len);
-        put_object(out, chunk.object);
+        put_place(out, chunk);
     }
 }
 
@@ -355,16 +358,19 @@ fn take_chunks(take: &mut Take<'_>) -> Result<Vec<Chunk>, Corrupt> {
     let mut chunks: Vec<Chunk> = Vec::new();
     for _ in 0..take.varint()? {
         let from = chunks.last().map_or(0, Chunk::end);
-        let chunk = Chunk { from, len: take.varint()?, object: take.object()? };
+        let len = take.varint()?;
+        let (object, at) = take.place()?;
+        let chunk = Chunk { from, len, object, at };
         chunks.push(chunk.checked()?);
     }
     Ok(chunks)
 }
 
-fn put_object(out: &mut Vec<u8>, object: ObjectId) {
-    varint(out, u64::from(object.life.broker as u32));
-    varint(out, object.life.epoch);
-    varint(out, object.number);
+fn put_place(out: &mut Vec<u8>, chunk: &Chunk) {
+    varint(out, u64::from(chunk.object.life.broker as u32));
+    varint(out, chunk.object.life.epoch);
+    varint(out, chunk.object.number);
+    varint(out, chunk.at.map_or(0, |at| at + 1));
 }
 
 fn varint(out: &mut Vec<u8>, mut value: u64) {
@@ -456,9 +462,10 @@ impl<'a> Take<'a> {
         self.varint().map(FileNo)
     }
 
-    fn object(&mut self) -> Result<ObjectId, Corrupt> {
+    fn place(&mut self) -> Result<(ObjectId, Option<u64>), Corrupt> {
         let broker = u32::try_from(self.varint()?).map_err(|_| Corrupt("a broker beyond 32 bits"))? as i32;
-        Ok(ObjectId { life: Life { broker, epoch: self.varint()? }, number: self.varint()? })
+        let object = ObjectId { life: Life { broker, epoch: self.varint()? }, number: self.varint()? };
+        Ok((object, self.varint()?.checked_sub(1)))
     }
 
     /// What is left, as bytes of a file from `pos` on.
@@ -502,17 +509,17 @@ mod tests {
         prop_oneof![0..300_u64, 0..u64::MAX / 4]
     }
 
-    fn object() -> impl Strategy<Value = ObjectId> {
-        (any::<i32>(), any::<u64>(), any::<u64>())
-            .prop_map(|(broker, epoch, number)| ObjectId { life: Life { broker, epoch }, number })
+    fn place() -> impl Strategy<Value = (ObjectId, Option<u64>)> {
+        (any::<i32>(), any::<u64>(), any::<u64>(), prop::option::of(number()))
+            .prop_map(|(broker, epoch, number, at)| (ObjectId { life: Life { broker, epoch }, number }, at))
     }
 
     fn chunks() -> impl Strategy<Value = Vec<Chunk>> {
-        prop::collection::vec((0..1_u64 << 40, object()), 0..4).prop_map(|parts| {
+        prop::collection::vec((0..1_u64 << 40, place()), 0..4).prop_map(|parts| {
             let mut from = 0;
-            let chunk = |(len, object)| {
+            let chunk = |(len, (object, at))| {
                 from += len;
-                Chunk { from: from - len, len, object }
+                Chunk { from: from - len, len, object, at }
             };
             parts.into_iter().map(chunk).collect()
         })
@@ -541,8 +548,9 @@ mod tests {
                 .prop_map(|(d, f, n, c, b)| Said::Put(d, f, n, c, b)),
             (number(), number(), number()).prop_map(|(dir, file, len)| Said::Cut(dir, file, len)),
             prop::collection::vec((number(), prop::option::of(number())), 0..4).prop_map(Said::Remove),
-            (number(), number(), number(), number(), object())
-                .prop_map(|(d, f, from, len, object)| { Said::Chunk(d, f, Chunk { from, len, object }) }),
+            (number(), number(), number(), number(), place()).prop_map(|(d, f, from, len, (object, at))| {
+                Said::Chunk(d, f, Chunk { from, len, object, at })
+            }),
         ]
     }
 

@@ -12,12 +12,16 @@ use super::Inner;
 use super::core::{Core, Garbage};
 use super::frame::{FileState, Tail};
 use super::log::PAUSE_AFTER_FAILURE;
+use super::packs::PackWrite;
 use super::tree::{self, Chunk, DirNo, FileNo, ObjectId, Piece};
 use crate::{Life, StoreError, StorePath};
 
 #[derive(Clone, Debug)]
 pub(super) enum Job {
     Write(Write),
+    Pack(PackWrite),
+    /// Pins that are needed no more.
+    Unpin(Vec<(Life, StorePath)>),
     Delete(Vec<Garbage>),
     Collect(Collect),
 }
@@ -36,7 +40,8 @@ pub(super) struct Write {
 #[derive(Clone, Debug)]
 enum Source {
     Log(Vec<Bytes>),
-    Objects(Vec<(StorePath, u64)>),
+    /// Each with the place and the length of what is wanted of it.
+    Objects(Vec<(StorePath, u64, u64)>),
 }
 
 /// Looks for objects of a directory that are nobody's.
@@ -58,6 +63,8 @@ impl Core {
     /// True if a call of [`Core::next_job`] is likely to find one.
     pub fn has_work(&self) -> bool {
         !self.ready.is_empty()
+            || (!self.merges.is_empty() && self.merging < MERGES_AT_ONCE)
+            || self.is_time_to_unpin()
             || self.orphans.front().is_some_and(|collect| self.is_time_for(collect))
             || self.garbage.front().is_some_and(|garbage| garbage.after < self.ring.durable())
             || self.is_over(self.tree.lowest().unwrap_or(u64::MAX))
@@ -66,12 +73,18 @@ impl Core {
     pub fn next_job(&mut self) -> Option<Job> {
         self.alive().ok()?;
         if let Some(job) = self.advance() {
-            return Some(Job::Write(job));
+            return Some(job);
         }
         while let Some(file) = self.ready.pop_front() {
             if let Some(job) = self.job_for(file) {
                 return Some(Job::Write(job));
             }
+        }
+        if let Some(job) = self.next_merge() {
+            return Some(Job::Write(job));
+        }
+        if let Some(pins) = self.unpin_job() {
+            return Some(Job::Unpin(pins));
         }
         self.delete_job().or_else(|| {
             let is_time = self.orphans.front().is_some_and(|collect| self.is_time_for(collect));
@@ -90,7 +103,7 @@ impl Core {
     /// frames are durable is for the heirs to see.
     pub fn end_write(&mut self, write: &Write, is_written: bool) {
         if let Source::Objects(_) = write.source {
-            self.is_merging = false;
+            self.merging -= 1;
         }
         if is_written {
             self.stats.objects_written += 1;
@@ -112,14 +125,14 @@ impl Core {
         if self.twin == super::sim::Twin::ChunkBeforeObject {
             return;
         }
-        self.log(FRAME_BYTES, |payload| payload.chunk(dir, write.file, &write.chunk));
+        self.log(tree::CHUNK_FRAME_BYTES, |payload| payload.chunk(dir, write.file, &write.chunk));
         self.consider(write.file);
     }
 
     /// Nobody will ever name this object.
     fn discard(&mut self, write: &Write) {
         let (file, object, path) = (write.file, write.chunk.object, write.path.clone());
-        self.garbage.push_front(Garbage { after: 0, file, object, path });
+        self.garbage.push_front(Garbage { after: 0, file, object, path, is_chunk: false });
     }
 
     pub fn is_over(&self, needs: u64) -> bool {
@@ -127,27 +140,48 @@ impl Core {
     }
 
     /// The log is longer than it should be: the directories that need its oldest blocks are said again
-    /// at its end, after their large tails have become objects.
-    fn advance(&mut self) -> Option<Write> {
-        let over = self.tree.by_needs().take_while(|(needs, _)| self.is_over(*needs)).take(ADVANCE_MAX);
-        for (needs, dir) in over.collect::<Vec<_>>() {
+    /// at its end, after their large tails have become objects, and smaller ones packs.
+    fn advance(&mut self) -> Option<Job> {
+        let is_busy = |file: &FileNo| self.tree.files[file].live.is_busy;
+        let over = self.tree.by_needs().take_while(|(needs, _)| self.is_over(*needs));
+        let idle = over.filter(|(_, dir)| !self.tree.dirs[dir].names.values().any(is_busy));
+        let mut small = None;
+        for (needs, dir) in idle.take(ADVANCE_MAX).collect::<Vec<_>>() {
             let files = self.tree.dirs[&dir].names.values();
             let tails: Vec<(u64, FileNo)> = files.map(|file| (self.durable_tail(*file), *file)).collect();
-            if tails.iter().any(|(_, file)| self.tree.files[file].live.is_busy) {
-                continue;
-            }
             let total: u64 = tails.iter().map(|(len, _)| *len).sum();
-            let largest = tails.iter().max().filter(|_| total > self.options.inline_bytes_max);
+            let largest = tails.iter().max().filter(|_| !self.tree.dirs[&dir].is_released);
             match largest {
-                Some((_, file)) if !self.tree.dirs[&dir].is_released => return self.write_job(*file),
+                Some((len, file)) if *len >= self.options.merge_below_bytes => {
+                    return self.write_job(*file).map(Job::Write);
+                }
+                Some((len, file)) if *len >= self.options.pack_bytes_min => {
+                    let is_inline = total <= self.options.inline_bytes_max;
+                    small.get_or_insert((needs, dir, *file, is_inline));
+                }
+                Some((_, file)) if total > self.options.inline_bytes_max => {
+                    return self.write_job(*file).map(Job::Write);
+                }
                 _ => self.say_again(dir, needs),
             }
         }
-        None
+        let (needs, dir, file, is_inline) = small?;
+        if let Some(pack) = self.next_pack() {
+            return Some(Job::Pack(pack));
+        }
+        // One that is on its way may be enough.
+        if self.packing > 0 {
+            return None;
+        }
+        if is_inline {
+            self.say_again(dir, needs);
+            return None;
+        }
+        self.write_job(file).map(Job::Write)
     }
 
     /// Bytes of a file that are in the log and durable.
-    fn durable_tail(&self, file: FileNo) -> u64 {
+    pub fn durable_tail(&self, file: FileNo) -> u64 {
         let pieces = self.durable_pieces(file);
         pieces.map(|piece| u64::from(piece.len)).sum()
     }
@@ -208,7 +242,7 @@ impl Core {
         let is_large = tail >= self.options.object_bytes;
         let is_enough = is_large || (is_ended && tail >= self.options.ended_bytes_min);
         if !is_enough {
-            return if is_ended { self.merge_job(file) } else { None };
+            return self.merge_job(file, is_ended);
         }
         let durable = self.durable_tail(file);
         if durable >= self.options.object_bytes || (is_ended && durable == tail) {
@@ -221,6 +255,13 @@ impl Core {
 
     /// The durable front of a file's tail becomes an object.
     pub fn write_job(&mut self, file: FileNo) -> Option<Write> {
+        let (len, parts) = self.front_of_tail(file);
+        let from = self.tree.files[&file].chunk_end();
+        if len == 0 { None } else { self.begin_write(file, from, len, Source::Log(parts)) }
+    }
+
+    /// The durable front of a file's tail, as much as goes into one object.
+    pub fn front_of_tail(&self, file: FileNo) -> (u64, Vec<Bytes>) {
         let mut len = 0;
         let mut parts = Vec::new();
         for piece in self.durable_pieces(file) {
@@ -230,34 +271,55 @@ impl Core {
             parts.push(self.ring.bytes(piece));
             len += u64::from(piece.len);
         }
-        let from = self.tree.files[&file].chunk_end();
-        if len == 0 { None } else { self.begin_write(file, from, len, Source::Log(parts)) }
+        (len, parts)
     }
 
-    /// Small objects in a row become one.
-    fn merge_job(&mut self, file: FileNo) -> Option<Write> {
+    fn next_merge(&mut self) -> Option<Write> {
+        while self.merging < MERGES_AT_ONCE
+            && let Some(file) = self.merges.pop_front()
+        {
+            if let Some(job) = self.job_for(file) {
+                return Some(job);
+            }
+        }
+        None
+    }
+
+    /// Small chunks in a row become one object: of a file without a writer, where there are very many, or
+    /// where they are in packs of another life.
+    fn merge_job(&mut self, file: FileNo, is_ended: bool) -> Option<Write> {
         let found = &self.tree.files[&file];
-        if self.is_merging || found.chunks.len() < MERGE_MIN {
+        let may_unpin = !self.pins.is_empty() && !self.unconfirmed.contains_key(&found.dir_path);
+        let run_min = if is_ended { MERGE_MIN } else { MERGE_OPEN_MIN };
+        if found.chunks.len() < run_min && !may_unpin {
             return None;
         }
-        let is_small = |chunk: &Chunk| chunk.len < self.options.merge_below_bytes;
-        let run =
-            found.chunks.chunk_by(|a, b| is_small(a) && is_small(b)).find(|run| run.len() >= MERGE_MIN)?;
+        let is_small = |chunk: &Chunk| chunk.at.is_some() || chunk.len < self.options.merge_below_bytes;
+        let is_worth = |run: &[Chunk]| {
+            run.len() >= run_min || (may_unpin && run.iter().any(|chunk| self.is_foreign(chunk)))
+        };
+        let run = found.chunks.chunk_by(|a, b| is_small(a) && is_small(b)).find(|run| is_worth(run))?;
+        if self.merging >= MERGES_AT_ONCE {
+            self.live(file).is_queued = true;
+            self.merges.push_back(file);
+            return None;
+        }
         let from = run[0].from;
         let mut sources = Vec::new();
         let mut len = 0;
         for chunk in
             run.iter().take_while(|chunk| chunk.end() - from <= MERGE_MAX * self.options.object_bytes)
         {
-            let path = tree::object_path(&found.dir_path, &found.name, chunk.object).ok()?;
-            sources.push((path, chunk.len));
+            let path = chunk.path(&found.dir_path, &found.name).ok()?;
+            sources.push((path, chunk.at.unwrap_or(0), chunk.len));
             len += chunk.len;
         }
-        if sources.len() < 2 {
+        if sources.is_empty() {
             return None;
         }
-        self.is_merging = true;
-        self.begin_write(file, from, len, Source::Objects(sources))
+        let write = self.begin_write(file, from, len, Source::Objects(sources))?;
+        self.merging += 1;
+        Some(write)
     }
 
     fn begin_write(&mut self, file: FileNo, from: u64, len: u64, source: Source) -> Option<Write> {
@@ -266,11 +328,12 @@ impl Core {
         let path = tree::object_path(&found.dir_path, &found.name, object).ok()?;
         let live = self.live(file);
         live.is_busy = true;
-        let write = Write { file, path, chunk: Chunk { from, len, object }, cuts: live.cuts, source };
+        let chunk = Chunk { from, len, object, at: None };
+        let write = Write { file, path, chunk, cuts: live.cuts, source };
         #[cfg(test)]
         if self.twin == super::sim::Twin::ChunkBeforeObject {
             let dir = self.tree.files[&file].dir;
-            self.log(FRAME_BYTES, |payload| payload.chunk(dir, file, &write.chunk));
+            self.log(tree::CHUNK_FRAME_BYTES, |payload| payload.chunk(dir, file, &write.chunk));
         }
         Some(write)
     }
@@ -282,7 +345,7 @@ impl Core {
         {
             if self.ghosts.contains_key(&garbage.file) {
                 self.ghost_garbage.entry(garbage.file).or_default().push(garbage);
-            } else {
+            } else if !garbage.is_chunk || self.drop_chunk(garbage.object) {
                 batch.push(garbage);
             }
         }
@@ -321,6 +384,8 @@ impl Inner {
     pub(super) fn do_work(&self, job: &Job) -> Result<(), StoreError> {
         match job {
             Job::Write(write) => self.remote.put(&write.path, self.gather(&write.source)?),
+            Job::Pack(pack) => self.remote.put(&pack.path, joined(&pack.bytes)),
+            Job::Unpin(pins) => pins.iter().try_for_each(|(_, pin)| self.remote.delete(pin)),
             Job::Delete(batch) => batch.iter().try_for_each(|garbage| self.remote.delete(&garbage.path)),
             Job::Collect(collect) => self.collect(collect),
         }
@@ -330,8 +395,17 @@ impl Inner {
         let mut core = self.core.lock();
         match job {
             Job::Write(write) => core.end_write(&write, outcome.is_ok()),
+            Job::Pack(pack) => core.end_pack(&pack, outcome.is_ok()),
+            Job::Unpin(pins) if outcome.is_err() => {
+                core.pins.extend(pins);
+                core.may_unpin(0);
+            }
+            Job::Unpin(_) => {}
             Job::Delete(batch) if outcome.is_ok() => core.stats.objects_deleted += batch.len() as u64,
-            Job::Delete(batch) => core.garbage.extend(batch),
+            // What was the last chunk of its pack is not counted again.
+            Job::Delete(batch) => {
+                core.garbage.extend(batch.into_iter().map(|garbage| Garbage { is_chunk: false, ..garbage }))
+            }
             Job::Collect(collect) if outcome.is_err() => core.orphans.push_back(collect),
             Job::Collect(_) => {}
         }
@@ -347,22 +421,17 @@ impl Inner {
     }
 
     fn gather(&self, source: &Source) -> Result<Bytes, StoreError> {
+        let objects = match source {
+            Source::Log(parts) => return Ok(joined(parts)),
+            Source::Objects(objects) => objects,
+        };
         let mut bytes = BytesMut::new();
-        match source {
-            Source::Log(parts) if parts.len() == 1 => return Ok(parts[0].clone()),
-            Source::Log(parts) => {
-                bytes.reserve(parts.iter().map(Bytes::len).sum());
-                parts.iter().for_each(|part| bytes.extend_from_slice(part));
+        for (path, pos, len) in objects {
+            let part = self.remote.get(path, *pos, *len as usize)?;
+            if part.len() as u64 != *len {
+                return Err(StoreError::Corrupt(format!("{path} has no {len} bytes from {pos} on")));
             }
-            Source::Objects(objects) => {
-                for (path, len) in objects {
-                    let part = self.remote.get(path, 0, *len as usize)?;
-                    if part.len() as u64 != *len {
-                        return Err(StoreError::Corrupt(format!("{path} is shorter than {len} bytes")));
-                    }
-                    bytes.extend_from_slice(&part);
-                }
-            }
+            bytes.extend_from_slice(&part);
         }
         Ok(bytes.freeze())
     }
@@ -442,7 +511,7 @@ impl Inner {
             let name = tree::object_path(&dir, name, object)?;
             let put = self.put_object(&name, Bytes::copy_from_slice(part));
             let from = chunks.last().map_or(0, Chunk::end);
-            chunks.push(Chunk { from, len: part.len() as u64, object });
+            chunks.push(Chunk { from, len: part.len() as u64, object, at: None });
             if let Err(error) = put {
                 self.discard_chunks(&dir, path.name(), &chunks);
                 return Err(error);
@@ -482,10 +551,20 @@ impl Inner {
         for chunk in chunks {
             if let Ok(path) = tree::object_path(dir, name, chunk.object) {
                 let file = FileNo(0);
-                core.garbage.push_front(Garbage { after: 0, file, object: chunk.object, path });
+                let object = chunk.object;
+                core.garbage.push_front(Garbage { after: 0, file, object, path, is_chunk: false });
             }
         }
     }
+}
+
+fn joined(parts: &[Bytes]) -> Bytes {
+    if let [part] = parts {
+        return part.clone();
+    }
+    let mut bytes = BytesMut::with_capacity(parts.iter().map(Bytes::len).sum());
+    parts.iter().for_each(|part| bytes.extend_from_slice(part));
+    bytes.freeze()
 }
 
 /// Starts the threads; they end when the life is lost or closed.
@@ -502,8 +581,10 @@ pub(super) fn start(inner: &Arc<Inner>) -> Result<(), StoreError> {
 /// Directories that are looked at in one go.
 const ADVANCE_MAX: usize = 64;
 const DELETE_MAX: usize = 32;
-/// Fewer small objects in a row are left as they are.
+/// Fewer small chunks in a row are left as they are.
 const MERGE_MIN: usize = 4;
+/// The same for a file that is being written; each of them makes its directory's frame longer.
+const MERGE_OPEN_MIN: usize = 128;
+const MERGES_AT_ONCE: usize = 2;
 /// What small objects become is at most so many times as large as others.
 const MERGE_MAX: u64 = 4;
-const FRAME_BYTES: usize = 64;

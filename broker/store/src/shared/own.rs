@@ -15,6 +15,7 @@ use super::core::{Core, Garbage, Unconfirmed};
 use super::frame::{self, FileFrame, FileState, Frame, Tail};
 use super::jobs::{Collect, Job, Orphans};
 use super::log::PAUSE_AFTER_FAILURE;
+use super::packs;
 use super::tree::{self, Chunk, DirNo, FileNo, ObjectId, Piece, Tree};
 use super::{Inner, Shared};
 use crate::remote::Block;
@@ -24,12 +25,15 @@ use crate::{Life, StoreError, StorePath};
 #[derive(Clone, Debug)]
 pub struct Inheritance {
     pub dir: StorePath,
-    /// The lives that are on record as its owners, the oldest first. All of them are ended, and what the
-    /// latest one says that has it counts. A life that took it over and did not get that on record must
-    /// not be among them: its log may still tell of an older time.
+    /// The lives that are on record as its owners, the oldest first. Without a manifest all of them are
+    /// ended, and what the latest one says that has it counts. A life that took it over and did not get that
+    /// on record must not be among them: its log may still tell of an older time.
     pub lives: Vec<Life>,
     /// What a living owner said when it let go. It counts alone: whoever took the directory over from it
-    /// since, and is not on record, has acknowledged nothing.
+    /// since, and is not on record, has acknowledged nothing. The record goes on to name that owner's life
+    /// until another is on record, or its packs may be removed ([`leftovers::forget`]).
+    ///
+    /// [`leftovers::forget`]: super::leftovers::forget
     pub manifest: Option<Bytes>,
 }
 
@@ -87,7 +91,8 @@ impl Shared {
 struct Estate {
     dir: StorePath,
     found: Inherited,
-    lives: Vec<Life>,
+    /// Lives that had it and were ended.
+    ended: Vec<Life>,
     files: Vec<FileState>,
 }
 
@@ -100,9 +105,9 @@ impl Inner {
             core.number()
         };
         let mut estates = self.read_estates(all)?;
-        let moved = self.move_large_tails(&mut estates);
+        let ready = self.move_large_tails(&mut estates).and_then(|()| self.pin_all(&estates));
         let mut core = self.core.lock();
-        let entered = moved.and_then(|()| core.enter_all(&estates, own_from));
+        let entered = ready.and_then(|()| core.enter_all(&estates, own_from));
         match entered {
             Ok(Some(seq)) => self.wait_for(&mut core, seq)?,
             Ok(None) => {}
@@ -117,7 +122,8 @@ impl Inner {
     /// Reads each life once, whatever is wanted of it.
     fn read_estates(&self, all: &[Inheritance]) -> Result<Vec<Estate>, StoreError> {
         let mut wanted: BTreeMap<Life, BTreeSet<&StorePath>> = BTreeMap::new();
-        for one in all {
+        // A manifest counts alone, and the life that left it may be alive.
+        for one in all.iter().filter(|one| one.manifest.is_none()) {
             for life in &one.lives {
                 wanted.entry(*life).or_default().insert(&one.dir);
             }
@@ -137,7 +143,8 @@ impl Inner {
                 (None, None) if one.lives.is_empty() => (Inherited::Nothing, Vec::new()),
                 (None, None) => return Err(nothing_of(one)),
             };
-            estates.push(Estate { dir: one.dir.clone(), found: source, lives: one.lives.clone(), files });
+            let ended = if one.manifest.is_some() { Vec::new() } else { one.lives.clone() };
+            estates.push(Estate { dir: one.dir.clone(), found: source, ended, files });
         }
         Ok(estates)
     }
@@ -186,13 +193,38 @@ impl Inner {
                 let object = ObjectId { life: self.life, number: core.number() };
                 let path = tree::object_path(dir, &file.name, object)?;
                 let from = file.chunks.last().map_or(0, Chunk::end);
-                file.chunks.push(Chunk { from, len, object });
+                file.chunks.push(Chunk { from, len, object, at: None });
                 puts.push((path, std::mem::take(&mut file.tail)));
             }
             files.sort_by(|one, other| one.name.cmp(&other.name));
         }
         drop(core);
         self.put_all(puts)
+    }
+
+    /// Keeps the packs that the directories have chunks in, before anybody may think that they are not needed.
+    /// Each time under another name: a removal that arrives late removes no pin that was made since.
+    fn pin_all(&self, estates: &[Estate]) -> Result<(), StoreError> {
+        let mut lives = BTreeSet::new();
+        for chunk in estates.iter().flat_map(|estate| &estate.files).flat_map(|file| &file.chunks) {
+            if chunk.at.is_some() && chunk.object.life != self.life {
+                lives.insert(chunk.object.life);
+            }
+        }
+        #[cfg(test)]
+        if self.core.lock().twin == super::sim::Twin::NothingPinned {
+            return Ok(());
+        }
+        let mut pinned = Vec::new();
+        let mut pin_one = |life: Life| {
+            let pin = packs::pin_path(life, self.life, self.core.lock().number())?;
+            pinned.push((life, pin.clone()));
+            self.put_object(&pin, Bytes::from(life.to_string()))
+        };
+        let outcome = lives.into_iter().try_for_each(&mut pin_one);
+        // Eligible for removal only with the next frame that gives something up.
+        self.core.lock().pins.extend(pinned);
+        outcome
     }
 
     fn put_all(&self, puts: Vec<(StorePath, Vec<Tail>)>) -> Result<(), StoreError> {
@@ -282,7 +314,7 @@ impl Core {
             self.dirs.entry(dir).or_default().is_adopted = true;
             released.into_iter().for_each(|dir| self.forget_dir(dir));
             files.iter().for_each(|file| self.consider(file.file));
-            let ended = estate.lives.clone();
+            let ended = estate.ended.clone();
             self.unconfirmed.insert(estate.dir.clone(), Unconfirmed { own_from, garbage: Vec::new(), ended });
         }
         self.options.block_bytes = block_bytes;
@@ -294,9 +326,10 @@ impl Core {
         for estate in estates {
             for (file, chunk) in estate.files.iter().flat_map(|f| f.chunks.iter().map(move |c| (f, c))) {
                 let object = chunk.object;
-                let is_own = object.life == self.life && object.number >= own_from;
+                let is_own = object.life == self.life && object.number >= own_from && chunk.at.is_none();
                 if let (true, Ok(path)) = (is_own, tree::object_path(&estate.dir, &file.name, object)) {
-                    self.garbage.push_front(Garbage { after: 0, file: FileNo(0), object, path });
+                    let file = FileNo(0);
+                    self.garbage.push_front(Garbage { after: 0, file, object, path, is_chunk: false });
                 }
             }
         }
@@ -310,6 +343,12 @@ impl Core {
                 self.orphans.push_back(Collect { dir: path.clone(), of });
             }
         }
+        // What is in packs of others is to become its own.
+        let files = self.tree.dir_at(path).map(|(_, directory)| directory.names.values().copied());
+        let has_foreign =
+            |file: &FileNo| self.tree.files[file].chunks.iter().any(|chunk| self.is_foreign(chunk));
+        let foreign: Vec<FileNo> = files.into_iter().flatten().filter(has_foreign).collect();
+        foreign.into_iter().for_each(|file| self.consider(file));
     }
 
     fn disown(&mut self, path: &StorePath) -> Result<(), StoreError> {
@@ -318,12 +357,18 @@ impl Core {
         // Whatever becomes of no use here belongs to the owner, unless it was written for nobody else.
         let held = self.unconfirmed.entry(path.clone());
         held.or_insert(Unconfirmed { own_from: u64::MAX, garbage: Vec::new(), ended: Vec::new() });
-        self.log(path.as_str().len(), |payload| payload.remove(&[(dir, None)]));
+        let seq = self.log(path.as_str().len(), |payload| payload.remove(&[(dir, None)]));
+        self.may_unpin(seq);
         self.forget_dir(dir);
         if let Some(Unconfirmed { own_from, garbage, .. }) = self.unconfirmed.remove(path) {
             let life = self.life;
             let is_own = |g: &Garbage| g.object.life == life && g.object.number >= own_from;
-            self.garbage.extend(garbage.into_iter().filter(is_own));
+            let (own, owners): (Vec<_>, Vec<_>) = garbage.into_iter().partition(is_own);
+            self.garbage.extend(own);
+            owners
+                .iter()
+                .filter(|garbage| garbage.is_chunk)
+                .for_each(|garbage| self.hold_pack(garbage.object));
         }
         Ok(())
     }

@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 use bytes::Bytes;
 
 use super::jobs::Job;
-use super::{Inheritance, Inner, Options, Shared};
+use super::{Inheritance, Inner, Options, Shared, leftovers};
 use crate::dice::Dice;
 use crate::remote::{Block, Memory};
 use crate::{Entry, Life, LifeLog, Reader, Remote, SegmentStore, StoreError, StorePath, Writer};
@@ -31,6 +31,8 @@ pub(super) enum Twin {
     LogCutTooEarly,
     /// Objects are deleted before it is on record who owns them.
     ConfirmedTooEarly,
+    /// Nobody is told that packs are needed.
+    NothingPinned,
 }
 
 /// The way from one broker to the store. It loses requests and answers, and in the end it is cut.
@@ -240,6 +242,8 @@ struct Report {
     objects: u64,
     deleted: u64,
     lost_ops: u64,
+    packs: u64,
+    forgotten: u64,
 }
 
 type Check<T> = Result<T, String>;
@@ -255,6 +259,7 @@ fn options() -> Options {
         merge_below_bytes: 200,
         inline_bytes_max: 150,
         put_inline_bytes_max: 250,
+        pack_bytes_min: 12,
         read_ahead_bytes_max: 1 << 10,
         retry_after_max: Duration::ZERO,
         ..Options::default()
@@ -293,6 +298,9 @@ impl World {
 
     fn step(&mut self) -> Check<()> {
         self.assign()?;
+        if self.chance(100) {
+            self.forget_lives()?;
+        }
         match self.dice.up_to(99) {
             0..=1 => self.crash()?,
             2..=3 => self.make_zombie()?,
@@ -364,6 +372,7 @@ impl World {
             let stats = broker.shared.stats();
             self.report.objects += stats.objects_written;
             self.report.deleted += stats.objects_deleted;
+            self.report.packs += stats.packs_written;
             broker.is_dead = true;
             broker.writers.clear();
             broker.block = None;
@@ -410,7 +419,8 @@ impl World {
     }
 
     fn adopt(&mut self, heir: usize, dirs: &[usize]) -> bool {
-        let lives: Vec<Life> = dirs.iter().flat_map(|dir| &self.dirs[*dir].lives).copied().collect();
+        let by_logs = dirs.iter().map(|dir| &self.dirs[*dir]).filter(|dir| dir.manifest.is_none());
+        let lives: Vec<Life> = by_logs.flat_map(|dir| &dir.lives).copied().collect();
         for index in 0..self.brokers.len() {
             if lives.contains(&self.brokers[index].life) {
                 self.end_life(index);
@@ -440,6 +450,22 @@ impl World {
             Err(StoreError::Corrupt(error)) => panic!("{error}"),
             Err(_) => false,
         }
+    }
+
+    /// Removes what is left of lives that are over and that no record names, as the controller does.
+    fn forget_lives(&mut self) -> Check<()> {
+        for broker in &self.brokers {
+            let is_over = broker.is_dead || broker.is_ended;
+            if is_over && !self.dirs.iter().any(|dir| dir.lives.contains(&broker.life)) {
+                let lives = leftovers::lives(&self.remote).map_err(|error| error.to_string())?;
+                if lives.contains(&broker.life) {
+                    trace(|| format!("{} is forgotten", broker.life));
+                    leftovers::forget(&self.remote, broker.life).map_err(|error| error.to_string())?;
+                    self.report.forgotten += 1;
+                }
+            }
+        }
+        Ok(())
     }
 
     fn end_life(&mut self, broker: usize) {
@@ -637,15 +663,10 @@ impl World {
         }
         let alive = self.alive();
         let heir = if self.chance(200) { owner } else { alive[self.pick(alive.len())] };
-        let dir = &mut self.dirs[index];
-        dir.manifest = Some(manifest);
-        dir.lives = if heir == owner { Vec::new() } else { vec![self.brokers[heir].life] };
-        if self.dirs[index].lives.is_empty() || self.chance(900) {
-            let mut record = std::mem::take(&mut self.dirs[index].lives);
-            // The heir is alive: it does not end itself.
-            let has_adopted = self.adopt(heir, &[index]);
-            std::mem::swap(&mut self.dirs[index].lives, &mut record);
-            if has_adopted {
+        // The record goes on to name whoever left the manifest.
+        self.dirs[index].manifest = Some(manifest);
+        if heir == owner || self.chance(900) {
+            if self.adopt(heir, &[index]) {
                 self.take_possession(heir, &[index])?;
                 if heir != owner {
                     let _ = self.brokers[owner].shared.disown(&path);
@@ -946,6 +967,7 @@ fn what_was_acknowledged_survives_every_crash_and_every_move() {
     println!("{count} seeds from {first}, {:.0}/s: {total:?}", count as f64 / began.elapsed().as_secs_f64());
     if seeds.is_none() {
         assert!(total.crashes > 0 && total.zombies > 0 && total.refusals > 0 && total.releases > 0);
+        assert!(total.packs > 0 && total.forgotten > 0);
         assert!(total.adoptions > 0 && total.objects > 0 && total.deleted > 0 && total.lost_ops > 0);
     }
 }
@@ -966,6 +988,8 @@ impl Report {
         self.objects += other.objects;
         self.deleted += other.deleted;
         self.lost_ops += other.lost_ops;
+        self.packs += other.packs;
+        self.forgotten += other.forgotten;
     }
 }
 
@@ -988,6 +1012,11 @@ fn it_would_be_seen_if_a_tail_were_dropped_before_its_object_is_there() {
 #[test]
 fn it_would_be_seen_if_the_log_were_cut_too_early() {
     is_seen(Twin::LogCutTooEarly);
+}
+
+#[test]
+fn it_would_be_seen_if_packs_were_not_pinned() {
+    is_seen(Twin::NothingPinned);
 }
 
 #[test]

@@ -162,9 +162,11 @@ impl LogReader {
     }
 
     fn object_part(&self, found: &Found, in_order: u64) -> Result<Bytes, StoreError> {
-        let Found::Object { object, path, pos, len, chunk_len } = found else { return Ok(Bytes::new()) };
-        let ahead = self.inner.cache.ahead(in_order);
-        let wanted = Wanted { object: *object, path, pos: *pos, len: *len, object_len: *chunk_len, ahead };
+        let Found::Object { object, path, pos, len, end, is_pack } = found else { return Ok(Bytes::new()) };
+        // What comes next in a pack is of another file.
+        let ahead = if *is_pack { 0 } else { self.inner.cache.ahead(in_order) };
+        let object_len = if *is_pack { u64::MAX } else { *end };
+        let wanted = Wanted { object: *object, path, pos: *pos, len: *len, object_len, ahead };
         self.inner.cache.read(&*self.inner.remote, wanted)
     }
 }

@@ -37,12 +37,14 @@ pub(super) struct Piece {
     pub seq: u64,
 }
 
-/// Bytes of a file that are in an object, from its beginning.
+/// Bytes of a file that are in an object.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Chunk {
     pub from: u64,
     pub len: u64,
     pub object: ObjectId,
+    /// Where in a pack, which holds chunks of many files; none for an object of its own.
+    pub at: Option<u64>,
 }
 
 /// What a log says does not fit together.
@@ -68,7 +70,17 @@ impl Chunk {
     }
 
     pub fn checked(self) -> Result<Chunk, Corrupt> {
-        self.from.checked_add(self.len).map(|_| self).ok_or(Corrupt("a chunk beyond all bounds"))
+        let ends = (self.from.checked_add(self.len), self.at.unwrap_or(0).checked_add(self.len));
+        let (Some(_), Some(_)) = ends else { return Err(Corrupt("a chunk beyond all bounds")) };
+        Ok(self)
+    }
+
+    /// Where its object is, if it is of this file.
+    pub fn path(&self, dir: &StorePath, file: &str) -> Result<StorePath, StoreError> {
+        match self.at {
+            None => object_path(dir, file, self.object),
+            Some(_) => pack_path(self.object),
+        }
     }
 }
 
@@ -92,6 +104,16 @@ pub(super) fn object_path(dir: &StorePath, file: &str, object: ObjectId) -> Resu
     let text = format!("data/{dir}{between}{file}.{}.{}", object.life, object.number);
     StorePath::parse(&text).map_err(|error| StoreError::Io(error.to_string()))
 }
+
+/// Where a pack is: with the others of its life, and they go with that life's log.
+pub(super) fn pack_path(object: ObjectId) -> Result<StorePath, StoreError> {
+    let text = format!("{PACKS}/{}/{}", object.life, object.number);
+    StorePath::parse(&text).map_err(|error| StoreError::Io(error.to_string()))
+}
+
+pub(super) const PACKS: &str = "packs";
+/// About what a frame of a chunk takes.
+pub(super) const CHUNK_FRAME_BYTES: usize = 64;
 
 /// The object that the last component of such a path names.
 pub(super) fn object_of(name: &str) -> Option<ObjectId> {
@@ -156,8 +178,8 @@ pub(super) struct Effects<L> {
     pub freed: Vec<u64>,
     /// Files that are no longer in the tree; their pieces and chunks may still be read.
     pub removed: Vec<(FileNo, File<L>)>,
-    /// Objects that no file needs any more.
-    pub objects: Vec<(FileNo, StorePath, Arc<str>, ObjectId)>,
+    /// Chunks that no file needs any more.
+    pub objects: Vec<(FileNo, StorePath, Arc<str>, Chunk)>,
 }
 
 impl<L> Default for Effects<L> {
@@ -354,7 +376,7 @@ impl<L: Default> Tree<L> {
             last.len = (len - last.pos).min(u64::from(last.len)) as u32;
         }
         while let Some(chunk) = file.chunks.pop_if(|chunk| chunk.from >= len) {
-            effects.objects.push((number, file.dir_path.clone(), file.name.clone(), chunk.object));
+            effects.objects.push((number, file.dir_path.clone(), file.name.clone(), chunk));
         }
         if let Some(last) = file.chunks.last_mut() {
             last.len = last.len.min(len - last.from);
@@ -376,7 +398,7 @@ impl<L: Default> Tree<L> {
             return Err(Corrupt("a chunk that does not fit its file"));
         }
         for old in file.chunks.splice(first..last, [chunk]) {
-            effects.objects.push((number, file.dir_path.clone(), file.name.clone(), old.object));
+            effects.objects.push((number, file.dir_path.clone(), file.name.clone(), old));
         }
         while let Some(piece) = file.pieces.pop_front_if(|piece| piece.end() <= end) {
             effects.freed.push(piece.seq);
@@ -417,7 +439,7 @@ impl<L: Default> Tree<L> {
         directory.names.remove(&file.name);
         if are_objects_gone {
             for chunk in &file.chunks {
-                effects.objects.push((number, file.dir_path.clone(), file.name.clone(), chunk.object));
+                effects.objects.push((number, file.dir_path.clone(), file.name.clone(), *chunk));
             }
         }
         effects.removed.push((number, file));

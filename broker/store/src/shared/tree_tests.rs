@@ -15,7 +15,7 @@ fn piece(pos: u64, len: u32, seq: u64) -> Piece {
 }
 
 fn chunk(from: u64, len: u64, number: u64) -> Chunk {
-    Chunk { from, len, object: ObjectId { life: LIFE, number } }
+    Chunk { from, len, object: ObjectId { life: LIFE, number }, at: None }
 }
 
 fn begin(dir: DirNo, at: &str) -> Frame {
@@ -47,7 +47,7 @@ fn apply(tree: &mut Tree<()>, frame: Frame) -> Result<Effects<()>, Corrupt> {
 }
 
 fn numbers(effects: &Effects<()>) -> Vec<u64> {
-    effects.objects.iter().map(|(_, _, _, object)| object.number).collect()
+    effects.objects.iter().map(|(_, _, _, chunk)| chunk.object.number).collect()
 }
 
 #[test]
@@ -74,6 +74,15 @@ fn the_name_of_an_object_says_whose_it_is() {
     for other in ["00.log", "00.log.77", "x.3-.1", "", "a.3-9.x"] {
         assert_eq!(object_of(other), None, "{other}");
     }
+}
+
+#[test]
+fn a_pack_is_of_its_life_and_of_no_file() {
+    let own = chunk(0, 5, 77);
+    let packed = Chunk { at: Some(0), ..own };
+    assert_eq!(own.path(&path("id/t-0"), "a").unwrap().as_str(), "data/id/t-0/a.3-9.77");
+    assert_eq!(packed.path(&path("id/t-0"), "a").unwrap().as_str(), "packs/3-9/77");
+    assert!(Chunk { at: Some(u64::MAX), ..own }.checked().is_err());
 }
 
 #[test]

@@ -23,12 +23,11 @@ fn open(server: &server::Hdfs, root: &str) -> Hdfs {
 }
 
 /// Stores with a root of their own each; a file of a log takes no more from so many bytes on.
-fn fresh(server: &server::Hdfs, name: &'static str, file_bytes: u64) -> impl Fn() -> Subject {
-    let count = std::cell::Cell::new(0);
+fn fresh(server: &server::Hdfs, name: &'static str) -> impl Fn(u64) -> Subject + Sync {
+    let count = AtomicU64::new(0);
     let config = config(server, "");
-    move || {
-        count.set(count.get() + 1);
-        let root = format!("/clusters/{name}{}", count.get());
+    move |file_bytes| {
+        let root = format!("/clusters/{name}{}", count.fetch_add(1, Ordering::SeqCst));
         let hdfs = Hdfs::open(HdfsConfig { root, file_bytes, ..config.clone() }).unwrap();
         let behind = hdfs.clone();
         // Where each block has a file of its own.
@@ -43,8 +42,10 @@ fn fresh(server: &server::Hdfs, name: &'static str, file_bytes: u64) -> impl Fn(
 #[test]
 fn hdfs_is_a_remote_store() {
     let server = server::Hdfs::start(3).unwrap();
-    cases(fresh(&server, "tiny", 1));
-    faulty_cases(fresh(&server, "flaky", 4_096), 0..3);
+    let make = fresh(&server, "case");
+    // Some blocks to a file; a file is made in the time of many flushes.
+    cases(4, |is_losing| make(if is_losing { 1 } else { 300 }));
+    faulty_cases(|| make(4_096), 0..3);
     for round in 0..5 {
         // In ordinary files.
         let (acknowledged, visited) = race(&open(&server, "/ordinary"), Life { broker: 1, epoch: round }, 2);

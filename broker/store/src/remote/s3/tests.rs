@@ -2,6 +2,7 @@
 //! when something is wrong.
 
 use std::net::SocketAddr;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use e2e::stores::front::{Front, FrontFaults};
@@ -32,11 +33,10 @@ fn subject(s3: S3) -> Subject {
 }
 
 /// Stores with a bucket of their own each: a listing of gofakes3 walks all that is in one.
-fn fresh(server: &server::S3) -> impl Fn() -> Subject {
-    let count = std::cell::Cell::new(0);
+fn fresh(server: &server::S3) -> impl Fn() -> Subject + Sync {
+    let count = AtomicU64::new(0);
     move || {
-        count.set(count.get() + 1);
-        let bucket = format!("cluster-{}", count.get());
+        let bucket = format!("cluster-{}", count.fetch_add(1, Ordering::SeqCst));
         server.make_bucket(&bucket).unwrap();
         let config = S3Config { bucket, ..config(&server.endpoint(), "clusters/c") };
         subject(S3::open(config).unwrap())
@@ -50,7 +50,8 @@ fn address(server: &server::S3) -> SocketAddr {
 #[test]
 fn s3_is_a_remote_store() {
     let server = server::S3::start().unwrap();
-    cases(fresh(&server));
+    let make = fresh(&server);
+    cases(2, |_| make());
 }
 
 #[test]
