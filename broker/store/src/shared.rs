@@ -47,6 +47,8 @@ pub struct Options {
     /// Bytes of log, and of memory for what is in it, from which on data moves into objects, the oldest
     /// first. An heir has to read this much; with many partitions the objects become small if it is.
     pub log_bytes_target: u64,
+    /// Blocks of log from which on the same is done, however short they are: an heir reads each of them.
+    pub log_blocks_target: u64,
     /// Bytes of log beyond which whoever appends waits. Directories with many files add to it.
     pub log_bytes_max: u64,
     /// Bytes of one file in the log that are enough for an object.
@@ -83,6 +85,7 @@ impl Default for Options {
             block_bytes: 4 << 20,
             pending_bytes_max: 32 << 20,
             log_bytes_target: 96 << 20,
+            log_blocks_target: 1_000,
             log_bytes_max: 256 << 20,
             object_bytes: 8 << 20,
             ended_bytes_min: 64 << 10,

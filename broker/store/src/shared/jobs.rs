@@ -137,6 +137,7 @@ impl Core {
 
     pub fn is_over(&self, needs: u64) -> bool {
         self.ring.bytes_from(needs) > self.log_bytes_target()
+            || self.ring.next().saturating_sub(needs) > self.options.log_blocks_target
     }
 
     /// The log is longer than it should be: the directories that need its oldest blocks are said again

@@ -25,13 +25,13 @@ pub fn lives(remote: &dyn Remote) -> Result<Vec<Life>, StoreError> {
 }
 
 /// Removes the log of a life that no record names and that is not alive, and its packs, unless somebody still
-/// has chunks in them: then the same call later does that. A record names a life while a directory is in its
+/// has chunks in them: then it answers false, and the same call later does that. A record names a life while a directory is in its
 /// log, and also while there is only the manifest that it left.
 ///
 /// The life is ended first, so that a zombie writes nothing into a log that is gone; what refuses it stays for
 /// ever. A heir that goes by an old view finds nothing of its directories any more, so let some time pass after
 /// the last record.
-pub fn forget(remote: &dyn Remote, life: Life) -> Result<(), StoreError> {
+pub fn forget(remote: &dyn Remote, life: Life) -> Result<bool, StoreError> {
     remote.fence(life)?;
     remote.forget(life)?;
     // What it had of others is with its heirs, who have pins of their own.
@@ -41,10 +41,11 @@ pub fn forget(remote: &dyn Remote, life: Life) -> Result<(), StoreError> {
             remote.delete(&dir.join(&pin.name).map_err(|error| StoreError::Io(error.to_string()))?)?;
         }
     }
-    match remote.list(&packs::pins_of(life)?)?.is_empty() {
-        true => remote.delete(&packs::packs_of(life)?),
-        false => Ok(()),
+    let is_free = remote.list(&packs::pins_of(life)?)?.is_empty();
+    if is_free {
+        remote.delete(&packs::packs_of(life)?)?;
     }
+    Ok(is_free)
 }
 
 /// Where the objects of directories are: `data/<topic id>/...`.

@@ -79,7 +79,7 @@ impl Shared {
     /// [`leftovers::forget`] by the owner of another life; its own is refused.
     ///
     /// [`leftovers::forget`]: super::leftovers::forget
-    pub fn forget(&self, life: Life) -> Result<(), StoreError> {
+    pub fn forget(&self, life: Life) -> Result<bool, StoreError> {
         if life == self.inner.life {
             return Err(StoreError::Io(format!("life {life} is this broker's own: its log is kept")));
         }

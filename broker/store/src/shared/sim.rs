@@ -253,6 +253,7 @@ fn options() -> Options {
         block_bytes: 700,
         pending_bytes_max: 5_000,
         log_bytes_target: 2_500,
+        log_blocks_target: 30,
         log_bytes_max: 8_000,
         object_bytes: 400,
         ended_bytes_min: 80,

@@ -31,8 +31,9 @@ const FENCE_MAGIC: &[u8; 4] = b"SLF1";
 const FENCE_LEN: usize = 4 + 4 + 4 + 8 + 8 + 1;
 const ENDED: u8 = 1;
 const FORGOTTEN: u8 = 2;
-/// Blocks that are read at once.
-const READ_AHEAD: u64 = 4;
+/// Blocks that are read at once, and their bytes: small ones cost a round trip each.
+const READ_AHEAD: u64 = 32;
+const READ_AHEAD_BYTES: u64 = 32 << 20;
 /// How far ahead of a writer a wall is put, for a start: about as many blocks as are written meanwhile.
 const WALL_DISTANCE: u64 = 16;
 /// Each attempt lists and finds the writer at least one block further, and it does not pass the wall.
@@ -57,7 +58,7 @@ pub(super) fn fence(s3: &S3, life: Life) -> Result<(), StoreError> {
     fenced(s3, &format!("fence life {life}"), life).map(drop)
 }
 
-fn fenced(s3: &S3, doing: &str, life: Life) -> Result<Fence, StoreError> {
+fn fenced(s3: &S3, doing: &str, life: Life) -> Result<(Fence, Numbers), StoreError> {
     s3.run(doing, LIST_BYTES, |bucket| async move { bucket.fence(life).await })
 }
 
@@ -67,13 +68,12 @@ pub(super) fn end(
     visit: &mut dyn FnMut(Block) -> Result<(), StoreError>,
 ) -> Result<(), StoreError> {
     let doing = format!("end life {life}");
-    let Fence { number, kind: ENDED } = fenced(s3, &doing, life)? else { return Ok(()) };
+    let (Fence { number, kind: ENDED }, found) = fenced(s3, &doing, life)? else { return Ok(()) };
     let Some(highest) = number.checked_sub(1) else { return Ok(()) };
     let last = s3.run(&doing, BLOCK_BYTES_MAX, |bucket| async move { bucket.block(life, highest).await })?;
     let mut next = last.lowest;
     while next < highest {
-        let until = highest.min(next + READ_AHEAD);
-        let bytes = (until - next) as usize * BLOCK_BYTES_MAX;
+        let (until, bytes) = found.batch(next, highest);
         let blocks = s3.run(&doing, bytes, |bucket| async move {
             try_join_all((next..until).map(|number| bucket.block(life, number))).await
         })?;
@@ -133,6 +133,17 @@ impl Numbers {
         self.sizes.iter().find(|(_, size)| !is_block(**size)).map(|(number, _)| *number)
     }
 
+    /// How far to read at once from a number on, and about how many bytes that is.
+    fn batch(&self, next: u64, end: u64) -> (u64, usize) {
+        let (mut until, mut bytes) = (next, 0);
+        while until < end && until < next + READ_AHEAD && bytes < READ_AHEAD_BYTES {
+            // One that was not listed is missing, or was too late for the listing.
+            bytes += self.sizes.get(&until).copied().unwrap_or(BLOCK_BYTES_MAX as u64);
+            until += 1;
+        }
+        (until, bytes as usize)
+    }
+
     /// The number after the highest block.
     fn next(&self) -> u64 {
         self.sizes.iter().rfind(|(_, size)| is_block(**size)).map_or(0, |(number, _)| number + 1)
@@ -161,16 +172,16 @@ impl Bucket {
     }
 
     /// Sees to it that a fence stands directly behind the highest block.
-    async fn fence(&self, life: Life) -> Result<Fence, StoreError> {
+    async fn fence(&self, life: Life) -> Result<(Fence, Numbers), StoreError> {
         let mut has_wall = false;
         for attempt in 0..FENCE_ATTEMPTS_MAX {
             let found = self.numbers(life).await?;
             if let Some(fence) = self.final_fence(life, &found).await? {
-                return Ok(fence);
+                return Ok((fence, found));
             }
             let next = found.next();
             if let Some(fence) = self.claim(life, next).await? {
-                return Ok(fence);
+                return Ok((fence, found));
             }
             // The writer was first, with its next block, and may be so again and again: a fence further on is
             // where it stops at the latest. What is free before that fence is no gap until this is done.
