@@ -75,11 +75,20 @@ chassis::config! {
         pub name: String = "sealane".to_owned(),
         /// Endpoints of etcd, such as http://127.0.0.1:2379.
         pub etcd: Vec<String> = Vec::new(),
+        /// PEM file of the authorities that may sign etcd's certificates; needed for https:// endpoints.
+        pub etcd_ca: PathBuf = PathBuf::new(),
+        /// PEM files of this broker's certificate and its key, where etcd asks for them: both or none.
+        pub etcd_certificate: PathBuf = PathBuf::new(),
+        /// See `etcd_certificate`.
+        pub etcd_key: PathBuf = PathBuf::new(),
         /// Where the bytes are: s3://BUCKET/PREFIX or hdfs://HOST:PORT/PATH.
         pub store: String = String::new(),
         /// Endpoint of an S3 server that is not Amazon's, such as http://127.0.0.1:9000. Keys are taken from
         /// AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY.
         pub s3_endpoint: String = String::new(),
+        /// PEM file of authorities that may sign the S3 server's certificate, beside those that the machine
+        /// trusts.
+        pub s3_ca: PathBuf = PathBuf::new(),
         /// Region of the bucket.
         pub s3_region: String = "us-east-1".to_owned(),
         /// What this broker keeps its id by: letters, digits, '-', '_' and '.'. Empty: a name that is made at

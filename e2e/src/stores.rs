@@ -17,6 +17,8 @@ use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
+pub use chassis::certs::CertificateDir;
+pub use chassis::tls::TlsFiles;
 use rustix::process::{Pid, Signal, kill_process};
 
 use crate::tools;

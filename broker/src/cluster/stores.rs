@@ -1,5 +1,6 @@
 //! The stores that a configuration names: etcd, and S3 or HDFS. Only in builds with the feature `cluster`.
 
+use std::path::Path;
 use std::sync::Arc;
 
 use broker_store::remote::{Hdfs, HdfsConfig, S3, S3Config};
@@ -15,14 +16,46 @@ pub async fn open(config: &ClusterConfig) -> Result<ClusterStores, StartError> {
         return Err(wrong("etcd", "no endpoint is named; write for example [\"http://127.0.0.1:2379\"]"));
     }
     let place = Place::parse(&config.store).map_err(|reason| wrong("store", reason))?;
+    let etcd = etcd(config)?;
+    let s3_ca = pem("s3_ca", &config.s3_ca)?;
     let of_store = config.clone();
-    let opened = tokio::task::spawn_blocking(move || remote(place, &of_store)).await;
+    let opened = tokio::task::spawn_blocking(move || remote(place, &of_store, s3_ca)).await;
     let remote = opened.map_err(|_| wrong("store", "interrupted"))?;
     let remote = remote.map_err(|error| wrong("store", format!("{}: {error}", config.store)))?;
-    let meta = meta::Etcd::open(meta::EtcdConfig::new(config.etcd.clone(), &config.name));
+    let meta = meta::Etcd::open(etcd);
     let meta =
         meta.map_err(|error: MetaError| wrong("etcd", format!("{}: {error}", config.etcd.join(", "))))?;
     Ok(ClusterStores { meta: Arc::new(meta), remote })
+}
+
+fn etcd(config: &ClusterConfig) -> Result<meta::EtcdConfig, StartError> {
+    let etcd = meta::EtcdConfig::new(config.etcd.clone(), &config.name);
+    let identity =
+        match (pem("etcd_certificate", &config.etcd_certificate)?, pem("etcd_key", &config.etcd_key)?) {
+            (Some(certificate), Some(key)) => Some((certificate, key)),
+            (None, None) => None,
+            (Some(_), None) => return Err(wrong("etcd_key", "etcd_certificate is set; set its key, too")),
+            (None, Some(_)) => {
+                return Err(wrong("etcd_certificate", "etcd_key is set; set its certificate, too"));
+            }
+        };
+    let tls = match (pem("etcd_ca", &config.etcd_ca)?, identity) {
+        (Some(ca), identity) => Some(meta::EtcdTls { ca, identity }),
+        (None, Some(_)) => {
+            return Err(wrong("etcd_ca", "etcd_certificate is set; set who signed etcd's, too"));
+        }
+        (None, None) => None,
+    };
+    Ok(meta::EtcdConfig { tls, ..etcd })
+}
+
+/// What is in a PEM file, unless none is named.
+fn pem(key: &'static str, file: &Path) -> Result<Option<Vec<u8>>, StartError> {
+    if file.as_os_str().is_empty() {
+        return Ok(None);
+    }
+    let read = std::fs::read(file);
+    read.map(Some).map_err(|error| wrong(key, format!("{}: {error}", file.display())))
 }
 
 /// Where the bytes are.
@@ -49,12 +82,17 @@ impl Place {
     }
 }
 
-fn remote(place: Place, config: &ClusterConfig) -> Result<Arc<dyn Remote>, StoreError> {
+fn remote(
+    place: Place,
+    config: &ClusterConfig,
+    s3_ca: Option<Vec<u8>>,
+) -> Result<Arc<dyn Remote>, StoreError> {
     Ok(match place {
         Place::S3 { bucket, prefix } => {
             let prefix = format!("{prefix}/{}", config.name);
             let s3 = S3Config {
                 region: config.s3_region.clone(),
+                ca: s3_ca.unwrap_or_default(),
                 ..S3Config::new(&config.s3_endpoint, &bucket, &prefix)
             };
             Arc::new(S3::open(s3)?)
@@ -74,6 +112,24 @@ fn wrong(key: &'static str, reason: impl Into<String>) -> StartError {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_is_missing_of_certificates_is_named() {
+        let dir = tempfile::tempdir().unwrap();
+        let file = dir.path().join("x.pem");
+        std::fs::write(&file, "x").unwrap();
+        let set = |change: fn(&mut ClusterConfig, &Path)| {
+            let mut config = ClusterConfig::default();
+            change(&mut config, &file);
+            etcd(&config).map(drop).map_err(|error| error.to_string())
+        };
+        assert_eq!(set(|_, _| {}), Ok(()));
+        assert_eq!(set(|config, file| config.etcd_ca = file.to_owned()), Ok(()));
+        let key = set(|config, file| config.etcd_certificate = file.to_owned()).unwrap_err();
+        assert!(key.contains("etcd_key"), "{key}");
+        let absent = set(|config, file| config.etcd_ca = file.join("absent")).unwrap_err();
+        assert!(absent.contains("etcd_ca") && absent.contains("x.pem/absent"), "{absent}");
+    }
 
     #[test]
     fn a_store_is_named_by_its_url() {

@@ -7,6 +7,7 @@
 
 mod cache;
 mod core;
+mod files;
 mod frame;
 mod jobs;
 pub mod leftovers;
@@ -20,6 +21,7 @@ mod store;
 #[cfg(test)]
 mod tests;
 mod tree;
+mod work;
 
 #[cfg(test)]
 pub(crate) use tests::small;
@@ -137,7 +139,7 @@ impl Shared {
         let inner = Inner::open(remote, life, options, is_stepped)?;
         if !is_stepped {
             log::start(&inner)?;
-            jobs::start(&inner)?;
+            work::start(&inner)?;
         }
         Ok(Arc::new(Shared { inner }))
     }

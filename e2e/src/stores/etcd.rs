@@ -1,22 +1,32 @@
 //! A real etcd of one member or three. Short elections, so that the death of a member is soon over.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
 use tempfile::TempDir;
 
-use super::{Daemon, go_program, http};
+use super::{Daemon, TlsFiles, go_program, http};
 use crate::ports::Ports;
 
 pub struct Etcd {
     members: Vec<Daemon>,
     ports: Ports,
+    scheme: &'static str,
     _dir: TempDir,
 }
 
 impl Etcd {
     /// Starts so many members on free ports and waits until all of them serve.
     pub fn start(members: u16) -> Result<Etcd> {
+        Etcd::start_with(members, None)
+    }
+
+    /// One member that speaks TLS, and only with clients that show a certificate of the same authority.
+    pub fn start_tls(files: &TlsFiles) -> Result<Etcd> {
+        Etcd::start_with(1, Some(files))
+    }
+
+    fn start_with(members: u16, tls: Option<&TlsFiles>) -> Result<Etcd> {
         let program = go_program("etcd", "go.etcd.io/etcd/server/v3")?;
         let dir = tempfile::Builder::new().prefix("sealane-etcd").tempdir()?;
         let ports = Ports::take()?;
@@ -24,8 +34,9 @@ impl Etcd {
         let peer = |member: u16| format!("http://127.0.0.1:{}", ports.base + 2 * member + 1);
         let cluster: Vec<String> =
             (0..members).map(|member| format!("{}={}", name(member), peer(member))).collect();
+        let scheme = if tls.is_some() { "https" } else { "http" };
         let daemon = |member: u16| {
-            let client = format!("http://127.0.0.1:{}", ports.base + 2 * member);
+            let client = format!("{scheme}://127.0.0.1:{}", ports.base + 2 * member);
             let data: PathBuf = dir.path().join(name(member));
             let settings = [
                 ("--name", name(member)),
@@ -40,11 +51,24 @@ impl Etcd {
                 ("--heartbeat-interval", "50".to_owned()),
                 ("--election-timeout", "500".to_owned()),
             ];
-            let arguments = settings.into_iter().flat_map(|(key, value)| [key.to_owned(), value]).collect();
+            let mut arguments: Vec<String> =
+                settings.into_iter().flat_map(|(key, value)| [key.to_owned(), value]).collect();
+            if let Some(TlsFiles { cert, key, ca }) = tls {
+                let metrics = format!("http://127.0.0.1:{}", ports.base + HEALTH_DISTANCE);
+                let file = |path: &Path| path.display().to_string();
+                let settings = [
+                    ("--cert-file", file(cert)),
+                    ("--key-file", file(key)),
+                    ("--trusted-ca-file", file(ca.as_deref().unwrap_or(cert))),
+                    ("--listen-metrics-urls", metrics),
+                ];
+                arguments.extend(settings.into_iter().flat_map(|(key, value)| [key.to_owned(), value]));
+                arguments.push("--client-cert-auth".to_owned());
+            }
             Daemon::new(&program, arguments, dir.path().join(format!("{}.log", name(member))))
         };
         let members = (0..members).map(daemon).collect();
-        let mut etcd = Etcd { members, ports, _dir: dir };
+        let mut etcd = Etcd { members, ports, scheme, _dir: dir };
         etcd.members.iter_mut().try_for_each(Daemon::start)?;
         (0..etcd.members.len()).try_for_each(|member| etcd.wait(member))?;
         Ok(etcd)
@@ -52,7 +76,9 @@ impl Etcd {
 
     /// The client addresses of all members.
     pub fn endpoints(&self) -> Vec<String> {
-        (0..self.members.len()).map(|member| format!("http://127.0.0.1:{}", self.port(member))).collect()
+        (0..self.members.len())
+            .map(|member| format!("{}://127.0.0.1:{}", self.scheme, self.port(member)))
+            .collect()
     }
 
     pub fn member(&mut self, member: usize) -> &mut Daemon {
@@ -93,7 +119,10 @@ impl Etcd {
     }
 
     fn wait(&mut self, member: usize) -> Result<()> {
-        let port = self.port(member);
+        let port = match self.scheme {
+            "https" => self.ports.base + HEALTH_DISTANCE,
+            _ => self.port(member),
+        };
         let serves =
             || http(port, "GET", "/health", "").is_some_and(|answer| answer.contains(r#""health":"true""#));
         self.members[member].wait(serves)
@@ -103,3 +132,6 @@ impl Etcd {
         self.ports.base + 2 * member as u16
     }
 }
+
+/// Where a member that speaks TLS says in plain text how it is, from the first port.
+const HEALTH_DISTANCE: u16 = 20;

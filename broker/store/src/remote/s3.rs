@@ -17,8 +17,8 @@ use futures_util::TryStreamExt;
 use object_store::aws::{AmazonS3, AmazonS3Builder};
 use object_store::path::Path;
 use object_store::{
-    BackoffConfig, ClientOptions, Error, GetOptions, GetRange, ObjectStore, ObjectStoreExt, PutMode,
-    PutOptions, PutPayload, RetryConfig,
+    BackoffConfig, Certificate, ClientOptions, Error, GetOptions, GetRange, ObjectStore, ObjectStoreExt,
+    PutMode, PutOptions, PutPayload, RetryConfig,
 };
 
 use super::worker::{Worker, one_line};
@@ -37,6 +37,8 @@ pub struct S3Config {
     /// Without them: `AWS_ACCESS_KEY_ID` and its like in the environment, a web identity, or the role of
     /// the machine.
     pub credentials: Option<S3Credentials>,
+    /// PEM texts of authorities that may sign the server's certificate, beside those of the machine.
+    pub ca: Vec<u8>,
     /// An attempt without an answer ends after this time, and a second for each MiB that it carries. Too
     /// short a time fails what would have succeeded; the log of a broker waits for each of its writes.
     pub request_timeout: Duration,
@@ -58,6 +60,7 @@ impl S3Config {
             bucket: bucket.to_owned(),
             prefix: prefix.trim_matches('/').to_owned(),
             credentials: None,
+            ca: Vec::new(),
             request_timeout: Duration::from_secs(5),
             retry_for: Duration::from_secs(5),
         }
@@ -186,11 +189,16 @@ impl Bucket {
             endpoint => format!("s3://{} at {endpoint}", config.bucket),
         };
         let is_plain = config.endpoint.starts_with("http://");
-        let client = ClientOptions::new()
+        let mut client = ClientOptions::new()
             .with_allow_http(is_plain)
             // Deadlines are ours: they know how much a request carries.
             .with_timeout_disabled()
             .with_connect_timeout(config.request_timeout);
+        let authorities = Certificate::from_pem_bundle(&config.ca);
+        let bad = |error: Error| StoreError::Io(format!("{place}: the authority's certificate: {error}"));
+        for authority in authorities.map_err(bad)? {
+            client = client.with_root_certificate(authority);
+        }
         let backoff = BackoffConfig {
             init_backoff: Duration::from_millis(50),
             max_backoff: Duration::from_secs(1),

@@ -33,7 +33,6 @@ pub fn lives(remote: &dyn Remote) -> Result<Vec<Life>, StoreError> {
 /// the last record.
 pub fn forget(remote: &dyn Remote, life: Life) -> Result<bool, StoreError> {
     remote.fence(life)?;
-    remote.forget(life)?;
     // What it had of others is with its heirs, who have pins of their own.
     for pinned in remote.list(&root(PINS))? {
         let dir = root(PINS).join(&pinned.name).map_err(|error| StoreError::Io(error.to_string()))?;
@@ -45,6 +44,8 @@ pub fn forget(remote: &dyn Remote, life: Life) -> Result<bool, StoreError> {
     if is_free {
         remote.delete(&packs::packs_of(life)?)?;
     }
+    // Last, so that the life is found again if this is broken off.
+    remote.forget(life)?;
     Ok(is_free)
 }
 

@@ -252,10 +252,10 @@ fn options() -> Options {
     Options {
         block_bytes: 700,
         pending_bytes_max: 5_000,
-        log_bytes_target: 2_500,
+        log_bytes_target: 1_500,
         log_blocks_target: 30,
         log_bytes_max: 8_000,
-        object_bytes: 400,
+        object_bytes: 300,
         ended_bytes_min: 80,
         merge_below_bytes: 200,
         inline_bytes_max: 150,

@@ -337,3 +337,52 @@ fn closing_makes_everything_durable() {
     heir.adopt(&[Inheritance { dir: dir.clone(), lives: vec![life(1)], manifest: None }]).unwrap();
     assert_eq!(read(&heir.open(&dir.join("0.log").unwrap()).unwrap()), b"not synced");
 }
+
+#[test]
+fn tails_of_many_files_go_into_few_objects_that_outlive_their_writer_while_they_are_needed() {
+    let remote = Memory::new();
+    let options = || Options { pack_bytes_min: 256, ..small() };
+    let open = |epoch| Shared::open(Arc::new(remote.clone()), life(epoch), options()).unwrap();
+    let store = open(1);
+    let dirs: Vec<StorePath> = (0..100).map(|n| path(&format!("t/p-{n}"))).collect();
+    let logs: Vec<StorePath> = dirs.iter().map(|dir| dir.join("0.log").unwrap()).collect();
+    let writers: Vec<_> = logs.iter().map(|log| store.create(log).unwrap()).collect();
+    let expected: Vec<Vec<u8>> = (0..100).map(|n| content(10_000, n)).collect();
+    for at in (0..10_000).step_by(500) {
+        for (writer, bytes) in writers.iter().zip(&expected) {
+            append(writer, &bytes[at..at + 500]);
+        }
+        writers.iter().for_each(|writer| assert!(writer.sync().is_ok()));
+    }
+    until("packs", || store.stats().packs_written > 20);
+    let stats = store.stats();
+    assert!(stats.objects_written < 200, "{stats:?}");
+    logs.iter().zip(&expected).for_each(|(log, bytes)| assert!(read(&store.open(log).unwrap()) == *bytes));
+
+    let packs = || remote.list(&path("packs/1-1")).unwrap().len();
+    let heirs = [open(2), open(3)];
+    for (n, dir) in dirs.iter().enumerate() {
+        let one = Inheritance { dir: dir.clone(), lives: vec![life(1)], manifest: None };
+        heirs[n % 2].adopt(&[one]).unwrap();
+    }
+    assert!(!leftovers::forget(&remote, life(1)).unwrap(), "the heirs need its packs");
+    assert!(packs() > 0);
+    assert_eq!(leftovers::lives(&remote), Ok(vec![life(1), life(2), life(3)]));
+    dirs.iter().enumerate().for_each(|(n, dir)| heirs[n % 2].confirm(std::slice::from_ref(dir)));
+    until("the heirs to need them no more", || {
+        heirs.iter().for_each(|heir| heir.put(&path("own/x/flush"), b"x").unwrap());
+        leftovers::forget(&remote, life(1)).unwrap()
+    });
+    assert_eq!(packs(), 0);
+    assert_eq!(leftovers::lives(&remote), Ok(vec![life(2), life(3)]));
+    for (n, (log, bytes)) in logs.iter().zip(&expected).enumerate() {
+        assert!(read(&heirs[n % 2].open(log).unwrap()) == *bytes, "{n}");
+    }
+    // The last chunk takes its pack along.
+    heirs.iter().for_each(|heir| heir.delete(&path("t")).unwrap());
+    until("all to be gone", || {
+        heirs.iter().for_each(|heir| heir.put(&path("own/x/flush"), b"x").unwrap());
+        remote.list(&path("data/t")).unwrap().is_empty()
+            && [2, 3].iter().all(|n| remote.list(&path(&format!("packs/1-{n}"))).unwrap().is_empty())
+    });
+}

@@ -55,6 +55,37 @@ async fn etcd_of_three_members_is_a_metadata_store() {
 }
 
 #[tokio::test]
+async fn etcd_is_spoken_to_over_tls_with_a_certificate_of_ones_own() {
+    let dir = tempfile::tempdir().unwrap();
+    let authority = e2e::stores::CertificateDir::open(&dir.path().join("right")).unwrap();
+    let files = authority.leaf("etcd", &["127.0.0.1"]).unwrap();
+    let server = server::Etcd::start_tls(&files).unwrap();
+    let stranger = e2e::stores::CertificateDir::open(&dir.path().join("other")).unwrap();
+    let own = std::fs::read(&authority.leaf("broker", &["127.0.0.1"]).unwrap().cert).unwrap();
+    let foreign = std::fs::read(&stranger.leaf("broker", &["127.0.0.1"]).unwrap().cert).unwrap();
+    let ca = std::fs::read(files.ca.unwrap()).unwrap();
+    let open = |ca: &[u8], identity: Option<&Vec<u8>>| {
+        let identity = identity.map(|pem| (pem.clone(), pem.clone()));
+        let tls = Some(EtcdTls { ca: ca.to_vec(), identity });
+        Etcd::open(EtcdConfig { tls, ..EtcdConfig::new(server.endpoints(), "/a") }).unwrap()
+    };
+    let etcd = open(&ca, Some(&own));
+    etcd.put_if("key", b"value".to_vec(), None).await.unwrap();
+    assert_eq!(etcd.get("key").await.unwrap().map(|(value, _)| value), Some(b"value".to_vec()));
+    let lease = etcd.lease(Duration::from_secs(5)).await.unwrap();
+    etcd.put_leased("leased", b"x".to_vec(), None, &lease).await.unwrap();
+    let (no_identity, another) = (open(&ca, None), open(&ca, Some(&foreign)));
+    let wrong_authority = open(&std::fs::read(dir.path().join("other/ca.crt")).unwrap(), Some(&own));
+    for refused in [no_identity, another, wrong_authority] {
+        let text = within(refused.get("key")).await.unwrap_err().to_string();
+        assert!(text.contains("https://127.0.0.1:") && !text.contains('\n'), "{text}");
+    }
+    let without = EtcdConfig::new(server.endpoints(), "/a");
+    let text = Etcd::open(without).map(drop).unwrap_err().to_string();
+    assert!(text.contains("certificate of its authority"), "{text}");
+}
+
+#[tokio::test]
 async fn clusters_on_one_etcd_do_not_see_each_other() {
     let server = server::Etcd::start(1).unwrap();
     let (one, other) = (open(&server, "/a"), open(&server, "/ab"));

@@ -161,6 +161,70 @@ fn what_is_wrong_is_named_in_one_line() {
     assert!(!format!("{:?}", config("http://x", "p")).contains("testtest"), "secrets are not shown");
 }
 
+/// Speaks TLS in front of a server that does not, one request for each connection.
+fn tls_front(server: SocketAddr, files: &e2e::stores::TlsFiles) -> String {
+    use std::io::{Read, Write};
+
+    use rustls::pki_types::pem::PemObject;
+    use rustls::pki_types::{CertificateDer, PrivateKeyDer};
+    let chain: Vec<_> = CertificateDer::pem_file_iter(&files.cert).unwrap().map(Result::unwrap).collect();
+    let key = PrivateKeyDer::from_pem_file(&files.key).unwrap();
+    let _ = rustls::crypto::ring::default_provider().install_default();
+    let config = rustls::ServerConfig::builder().with_no_client_auth().with_single_cert(chain, key).unwrap();
+    let (config, plain) = (Arc::new(config), Front::start(server, 1, FrontFaults::default()).unwrap());
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let endpoint = format!("https://{}", listener.local_addr().unwrap());
+    std::thread::spawn(move || {
+        // All of it, so that it lives as long as this thread.
+        let plain = &plain;
+        for stream in listener.incoming().flatten() {
+            let connection = rustls::ServerConnection::new(config.clone()).unwrap();
+            let mut near = rustls::StreamOwned::new(connection, stream);
+            let mut far = std::net::TcpStream::connect(plain.address).unwrap();
+            std::thread::spawn(move || {
+                // The front answers when the request is whole, and closes.
+                let mut buffer = vec![0; 64 << 10];
+                far.set_read_timeout(Some(Duration::from_millis(20)))?;
+                near.sock.set_read_timeout(Some(Duration::from_millis(20)))?;
+                loop {
+                    for is_request in [true, false] {
+                        let read = if is_request { near.read(&mut buffer) } else { far.read(&mut buffer) };
+                        match read {
+                            Ok(0) => return near.flush(),
+                            Ok(len) if is_request => far.write_all(&buffer[..len])?,
+                            Ok(len) => near.write_all(&buffer[..len])?,
+                            Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => {}
+                            Err(error) => return Err(error),
+                        }
+                    }
+                }
+            });
+        }
+    });
+    endpoint
+}
+
+#[test]
+fn a_server_with_a_certificate_of_an_authority_of_ones_own_is_trusted_when_told_so() {
+    let server = server::S3::start().unwrap();
+    let dir = tempfile::tempdir().unwrap();
+    let authority = e2e::stores::CertificateDir::open(dir.path()).unwrap();
+    let files = authority.leaf("s3", &["127.0.0.1"]).unwrap();
+    let endpoint = tls_front(address(&server), &files);
+    let ca = std::fs::read(files.ca.unwrap()).unwrap();
+    let trusting = S3::open(S3Config { ca, ..config(&endpoint, "p") }).unwrap();
+    let log = filled(&trusting, LIFE, 3);
+    trusting.put(&StorePath::parse("x").unwrap(), Bytes::from(vec![7; 300_000])).unwrap();
+    assert_eq!(trusting.get(&StorePath::parse("x").unwrap(), 200_000, 9).unwrap(), vec![7; 9]);
+    assert_eq!(seqs(&ended(&trusting, LIFE).unwrap()), [0, 1, 2]);
+    assert_eq!(log.append(&block(LIFE, 3, 0)), Err(StoreError::Fenced));
+    all_say(config(&endpoint, "p"), "certificate");
+    let bad =
+        S3::open(S3Config { ca: b"-----BEGIN CERTIFICATE-----\nno\n".to_vec(), ..config(&endpoint, "p") });
+    let text = bad.map(drop).unwrap_err().to_string();
+    assert!(text.contains("the authority's certificate"), "{text}");
+}
+
 /// Answers every request with this.
 fn something_else(answer: &'static str) -> String {
     use std::io::{Read, Write};

@@ -1,0 +1,215 @@
+//! Doing what was decided in `jobs.rs`: a few threads that write, read and delete objects.
+
+use std::sync::Arc;
+
+use bytes::{Bytes, BytesMut};
+
+use super::Inner;
+use super::core::Garbage;
+use super::jobs::{Collect, Job, Source};
+use super::log::PAUSE_AFTER_FAILURE;
+use super::tree::{self, Chunk, FileNo, ObjectId};
+use crate::{StoreError, StorePath};
+
+impl Inner {
+    pub(super) fn begin_work(&self) -> Option<Job> {
+        self.core.lock().next_job()
+    }
+
+    /// One attempt.
+    pub(super) fn do_work(&self, job: &Job) -> Result<(), StoreError> {
+        match job {
+            Job::Write(write) => self.remote.put(&write.path, self.gather(&write.source)?),
+            Job::Pack(pack) => self.remote.put(&pack.path, joined(&pack.bytes)),
+            Job::Unpin(pins) => pins.iter().try_for_each(|(_, pin)| self.remote.delete(pin)),
+            Job::Delete(batch) => batch.iter().try_for_each(|garbage| self.remote.delete(&garbage.path)),
+            Job::Collect(collect) => self.collect(collect),
+        }
+    }
+
+    pub(super) fn end_work(&self, job: Job, outcome: Result<(), StoreError>) {
+        let mut core = self.core.lock();
+        match job {
+            Job::Write(write) => core.end_write(&write, outcome.is_ok()),
+            Job::Pack(pack) => core.end_pack(&pack, outcome.is_ok()),
+            Job::Unpin(pins) if outcome.is_err() => {
+                core.pins.extend(pins);
+                core.may_unpin(0);
+            }
+            Job::Unpin(_) => {}
+            Job::Delete(batch) if outcome.is_ok() => core.stats.objects_deleted += batch.len() as u64,
+            // What was the last chunk of its pack is not counted again.
+            Job::Delete(batch) => {
+                core.garbage.extend(batch.into_iter().map(|garbage| Garbage { is_chunk: false, ..garbage }))
+            }
+            Job::Collect(collect) if outcome.is_err() => core.orphans.push_back(collect),
+            Job::Collect(_) => {}
+        }
+        let (has_work, is_due) = (core.has_work(), core.is_flush_due());
+        drop(core);
+        self.done.notify_all();
+        if has_work {
+            self.work.notify_one();
+        }
+        if is_due {
+            self.flush.notify_one();
+        }
+    }
+
+    fn gather(&self, source: &Source) -> Result<Bytes, StoreError> {
+        let objects = match source {
+            Source::Log(parts) => return Ok(joined(parts)),
+            Source::Objects(objects) => objects,
+        };
+        let mut bytes = BytesMut::new();
+        for (path, pos, len) in objects {
+            let part = self.remote.get(path, *pos, *len as usize)?;
+            if part.len() as u64 != *len {
+                return Err(StoreError::Corrupt(format!("{path} has no {len} bytes from {pos} on")));
+            }
+            bytes.extend_from_slice(&part);
+        }
+        Ok(bytes.freeze())
+    }
+
+    fn collect(&self, collect: &Collect) -> Result<(), StoreError> {
+        let objects = StorePath::parse(&format!("data/{}", collect.dir));
+        let objects = objects.map_err(|error| StoreError::Io(error.to_string()))?;
+        for entry in self.remote.list(&objects)?.into_iter().filter(|entry| !entry.is_dir) {
+            let Some(object) = tree::object_of(&entry.name) else { continue };
+            let is_orphan = self.core.lock().is_orphan(collect, object);
+            if let (true, Ok(path)) = (is_orphan, objects.join(&entry.name)) {
+                self.remote.delete(&path)?;
+                self.core.lock().stats.objects_deleted += 1;
+            }
+        }
+        Ok(())
+    }
+
+    fn work_until_lost(&self) {
+        loop {
+            let mut core = self.core.lock();
+            let job = loop {
+                if core.lost().is_some() {
+                    return;
+                }
+                let job = core.next_job();
+                // What was said again is to be durable, or the log becomes no shorter.
+                if core.is_flush_due() {
+                    self.flush.notify_one();
+                }
+                match job {
+                    Some(job) => break job,
+                    None => self.work.wait(&mut core),
+                }
+            };
+            // One wakes the next, so that no more of them are awake than there is work.
+            let has_more = core.has_work();
+            drop(core);
+            if has_more {
+                self.work.notify_one();
+            }
+            let outcome = self.work_until_done(&job);
+            let has_failed = outcome.is_err();
+            self.end_work(job, outcome);
+            if has_failed {
+                std::thread::sleep(PAUSE_AFTER_FAILURE);
+            }
+        }
+    }
+
+    /// Tries again, the same bytes under the same name, while that may help.
+    pub(super) fn work_until_done(&self, job: &Job) -> Result<(), StoreError> {
+        loop {
+            match self.do_work(job) {
+                Err(error) if error.is_retryable() && !self.is_stepped => {
+                    if self.core.lock().lost().is_some() {
+                        return Err(error);
+                    }
+                    tracing::debug!(life = %self.life, %error, "an object is tried again");
+                    std::thread::sleep(PAUSE_AFTER_FAILURE);
+                }
+                Err(error) => {
+                    tracing::warn!(life = %self.life, %error, "an object cannot be moved; it stays where it is");
+                    return Err(error);
+                }
+                Ok(()) => return Ok(()),
+            }
+        }
+    }
+
+    /// A file that is put as a whole and too large for the log: its objects, then one frame.
+    pub(super) fn put_large(&self, path: &StorePath, bytes: &[u8]) -> Result<(), StoreError> {
+        let (dir, name) = tree::owner_of(path);
+        let mut chunks: Vec<Chunk> = Vec::new();
+        for part in bytes.chunks(2 * self.options.object_bytes as usize) {
+            let object = ObjectId { life: self.life, number: self.core.lock().number() };
+            let name = tree::object_path(&dir, name, object)?;
+            let put = self.put_object(&name, Bytes::copy_from_slice(part));
+            let from = chunks.last().map_or(0, Chunk::end);
+            chunks.push(Chunk { from, len: part.len() as u64, object, at: None });
+            if let Err(error) = put {
+                self.discard_chunks(&dir, path.name(), &chunks);
+                return Err(error);
+            }
+        }
+        let mut core = self.core.lock();
+        match core.put(path, &chunks, &[]) {
+            Ok(seq) => self.wait_for(&mut core, seq),
+            Err(error) => {
+                drop(core);
+                self.discard_chunks(&dir, name, &chunks);
+                Err(error)
+            }
+        }
+    }
+
+    /// Tries for as long as a flush would be tried.
+    pub(super) fn put_object(&self, path: &StorePath, bytes: Bytes) -> Result<(), StoreError> {
+        let attempts = self.options.give_up_after.as_millis() / PAUSE_AFTER_FAILURE.as_millis() + 1;
+        let mut last = Err(StoreError::Fenced);
+        for _ in 0..attempts {
+            self.core.lock().alive()?;
+            last = self.remote.put(path, bytes.clone());
+            match &last {
+                Err(error) if error.is_retryable() && !self.is_stepped => {
+                    std::thread::sleep(PAUSE_AFTER_FAILURE);
+                }
+                Err(error) if error.is_retryable() => {}
+                _ => break,
+            }
+        }
+        last
+    }
+
+    fn discard_chunks(&self, dir: &StorePath, name: &str, chunks: &[Chunk]) {
+        let mut core = self.core.lock();
+        for chunk in chunks {
+            if let Ok(path) = tree::object_path(dir, name, chunk.object) {
+                let file = FileNo(0);
+                let object = chunk.object;
+                core.garbage.push_front(Garbage { after: 0, file, object, path, is_chunk: false });
+            }
+        }
+    }
+}
+
+fn joined(parts: &[Bytes]) -> Bytes {
+    if let [part] = parts {
+        return part.clone();
+    }
+    let mut bytes = BytesMut::with_capacity(parts.iter().map(Bytes::len).sum());
+    parts.iter().for_each(|part| bytes.extend_from_slice(part));
+    bytes.freeze()
+}
+
+/// Starts the threads; they end when the life is lost or closed.
+pub(super) fn start(inner: &Arc<Inner>) -> Result<(), StoreError> {
+    for n in 0..inner.options.writers.max(1) {
+        let inner = inner.clone();
+        let thread = std::thread::Builder::new().name(format!("shared-write-{n}"));
+        let started = thread.spawn(move || inner.work_until_lost());
+        started.map_err(|error| StoreError::Io(format!("starting a thread: {error}")))?;
+    }
+    Ok(())
+}
