@@ -68,12 +68,10 @@ impl Member {
             }
             None => return Ok(false),
         }
-        let life = living.life.to_string();
         let moved = |record: &mut PartitionObject| {
             record.owner = to;
             record.epoch += 1;
-            // Until the heir is on record: what the manifest refers to may be in packs of this life.
-            record.lives = vec![life.clone()];
+            record.lives.clear();
             record.manifest = Some(name.to_string());
             record.moving_to = None;
             record.taken = false;
