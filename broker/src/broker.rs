@@ -26,6 +26,7 @@ use crate::log::OpenFiles;
 use crate::log::recovery::RecoverError;
 use crate::metrics::{GroupMetrics, Metrics};
 use crate::partition::{Flusher, OpenPartition, Partition, Settings};
+use crate::peers::Peers;
 use crate::producer_ids::ProducerIds;
 use crate::server::{FrameRoom, ListenerInfo};
 use crate::topics::{Topic, TopicRegistry};
@@ -63,6 +64,8 @@ pub struct Broker {
     pub open_files: Arc<OpenFiles>,
     /// The other brokers; none for a broker that is alone.
     pub cluster: Option<Arc<Cluster>>,
+    /// The way to them.
+    pub peers: Option<Arc<Peers>>,
     partitions: RwLock<Arc<PartitionMap>>,
 }
 
@@ -101,11 +104,15 @@ impl Broker {
     pub fn new(parts: Parts) -> Arc<Broker> {
         let registry = parts.topics.clone();
         let topic_exists = Arc::new(move |topic: &TopicName| registry.by_name(topic.as_str()).is_some());
+        let peers = parts.cluster.clone().map(|cluster| {
+            let tls = parts.config.control_tls.clone();
+            Peers::new(cluster, parts.topics.clone(), parts.meta.clone(), tls)
+        });
         Arc::new_cyclic(|me: &Weak<Broker>| {
             let lanes = Lanes::new(LaneParts {
                 owned: owned(me),
                 exists: parts.lane_exists,
-                epoch: parts.identity.epoch.0,
+                peers: peers.clone(),
                 grace: Duration::from_secs(u64::from(parts.config.lane_grace_seconds)),
             });
             Metrics::follow_lanes(parts.service.metrics(), &lanes);
@@ -133,6 +140,7 @@ impl Broker {
                 service: parts.service,
                 listeners: parts.listeners,
                 cluster: parts.cluster,
+                peers,
                 partitions: RwLock::default(),
             }
         })

@@ -66,7 +66,11 @@ pub async fn start(config: Config, service: ServiceHandle) -> Result<Running, St
 }
 
 /// The same on stores that are open already.
-pub async fn start_on(stores: Stores, config: Config, service: ServiceHandle) -> Result<Running, StartError> {
+pub async fn start_on(
+    stores: Stores,
+    mut config: Config,
+    service: ServiceHandle,
+) -> Result<Running, StartError> {
     let (store, meta, identity, joining) = match stores {
         Stores::Own(store, meta) => {
             let identity = Identity::load(&*meta, &config.region).await?;
@@ -93,6 +97,10 @@ pub async fn start_on(stores: Stores, config: Config, service: ServiceHandle) ->
         false => Some(config.http_bind.clone()),
     };
     let control = control::bind(&config).await?;
+    if config.control_bind.ends_with(":0") {
+        // Others are told where it is.
+        config.control_bind = control.address.to_string();
+    }
     let directory = control::open_lanes(meta.clone(), &config).await?;
     let topics = Arc::new(open_topics(&config, meta.clone()).await?);
     let lane_exists = lane_exists(directory.clone());
@@ -113,6 +121,10 @@ pub async fn start_on(stores: Stores, config: Config, service: ServiceHandle) ->
         serve_http(&service, address).await?;
     }
     let is_alone = joining.is_none();
+    if let Some(peers) = &broker.peers {
+        directory.share(peers.clone());
+        follow_directory(&broker, &directory);
+    }
     match joining {
         Some(joining) => joining.join(&broker).await,
         None => broker.recover().await?,
@@ -150,6 +162,10 @@ fn follow_lanes(broker: &Arc<Broker>) {
         lanes.run(stop).await;
         Ok::<(), std::convert::Infallible>(())
     });
+    if broker.cluster.is_some() {
+        // There coordinators tell.
+        return;
+    }
     let (taking_over, stop) = (broker.clone(), broker.service.stopping().clone());
     broker.service.spawn_child(async move {
         if stop.run_until_cancelled(taking_over.coordinator.loaded()).await.is_some() {
@@ -157,6 +173,24 @@ fn follow_lanes(broker: &Arc<Broker>) {
         }
     });
 }
+
+/// The lanes of a cluster, over every failure of the store.
+fn follow_directory(broker: &Arc<Broker>, directory: &Arc<control::LaneDirectory>) {
+    let (directory, stop) = (directory.clone(), broker.service.stopping().clone());
+    broker.service.spawn_child(async move {
+        let following = async {
+            loop {
+                if let Err(error) = directory.follow().await {
+                    tracing::warn!(%error, "lanes cannot be followed; trying again");
+                    tokio::time::sleep(FOLLOW_AGAIN).await;
+                }
+            }
+        };
+        stop.run_until_cancelled(following).await;
+    });
+}
+
+const FOLLOW_AGAIN: Duration = Duration::from_secs(1);
 
 fn lane_exists(
     directory: Arc<control::LaneDirectory>,

@@ -12,8 +12,8 @@ use tokio::time::Instant;
 
 use crate::broker::{Broker, OpenError};
 use crate::cluster::Cluster;
-use crate::configs::ConfigError;
 use crate::lanes::{SwitchError, switch_lanes};
+use crate::peers::Incomplete;
 use crate::topics::{ConfigChange, NewTopic, Topic, TopicError};
 
 /// Between two looks for partitions that are not served.
@@ -31,6 +31,8 @@ pub enum ChangeError {
     Open(#[from] OpenError),
     #[error("{0}")]
     Lanes(#[from] SwitchError),
+    #[error("the topic is changed, but not in force everywhere yet: {0}")]
+    Owners(#[from] Incomplete),
 }
 
 impl ChangeError {
@@ -39,6 +41,7 @@ impl ChangeError {
             ChangeError::Topic(error) => error.code(),
             ChangeError::Open(_) => ErrorCode::KafkaStorageError,
             ChangeError::Lanes(error) => error.code(),
+            ChangeError::Owners(_) => ErrorCode::RequestTimedOut,
         }
     }
 }
@@ -48,10 +51,10 @@ impl Broker {
     pub async fn create_topic(self: &Arc<Self>, new: &NewTopic) -> Result<Arc<Topic>, ChangeError> {
         let one = self.topics.one_change().await;
         if let Some(cluster) = &self.cluster {
-            no_lanes(&self.topics.check_new(new)?)?;
             let topic = self.topics.create(new).await?;
             drop(one);
             self.assigned(cluster, &topic).await;
+            self.judge_new(&topic).await?;
             return Ok(topic);
         }
         let topic = self.topics.create(new).await?;
@@ -92,6 +95,7 @@ impl Broker {
         if let Some(cluster) = &self.cluster {
             drop(one);
             self.assigned(cluster, &topic).await;
+            self.judge_new(&topic).await?;
             return Ok(topic);
         }
         self.serve_topic(&topic).await?;
@@ -126,8 +130,7 @@ impl Broker {
         // early is judged again when the change is tried again.
         let planned = self.topics.check_alter(name, change)?;
         if self.cluster.is_some() {
-            no_lanes(&planned)?;
-            return Ok(self.topics.alter(name, change).await?);
+            return self.alter_everywhere(&planned, change).await;
         }
         self.settle_lanes(&planned).await?;
         let topic = self.topics.alter(name, change).await?;
@@ -184,16 +187,6 @@ impl Broker {
         }
         Ok(())
     }
-}
-
-/// Groups and partitions of different brokers do not tell each other of lanes yet.
-fn no_lanes(topic: &Topic) -> Result<(), TopicError> {
-    if !topic.settings.lanes {
-        return Ok(());
-    }
-    let (key, value) = (crate::configs::LANES.to_owned(), "true".to_owned());
-    let reason = "a cluster of several brokers does not offer lanes yet";
-    Err(TopicError::Config(ConfigError::Unsupported { key, value, reason }))
 }
 
 #[cfg(test)]

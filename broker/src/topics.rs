@@ -215,6 +215,13 @@ impl TopicRegistry {
         Ok(object.id == id.0.to_string())
     }
 
+    /// A topic as the store has it now.
+    pub async fn read(&self, name: &str) -> Result<Option<Arc<Topic>>, TopicError> {
+        let key = format!("{PREFIX}{name}");
+        let Some((value, version)) = self.store.get(&key).await? else { return Ok(None) };
+        Ok(Some(self.parsed(&Item { key, value, version })?.topic))
+    }
+
     pub fn by_name(&self, name: &str) -> Option<Arc<Topic>> {
         self.topics.read().by_name.get(name).map(|stored| stored.topic.clone())
     }

@@ -3,6 +3,8 @@
 
 #![allow(clippy::unwrap_used)]
 
+// Each file of tests needs a part of it.
+#[allow(dead_code)]
 #[path = "cluster_support/mod.rs"]
 mod support;
 

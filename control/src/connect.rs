@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use tonic::transport::{Certificate, Channel, ClientTlsConfig, Endpoint, Identity};
 
-use crate::Client;
+use crate::{Client, PeerClient};
 
 /// PEM files of a client that shows who it is.
 #[derive(Clone, Debug)]
@@ -28,6 +28,23 @@ pub enum ConnectError {
 
 /// Connects to `address` (HOST:PORT): plain without `tls`, with mutual TLS else.
 pub async fn connect(address: &str, tls: Option<TlsPaths<'_>>) -> Result<Client, ConnectError> {
+    let endpoint = endpoint(address, tls)?;
+    let channel: Channel = endpoint.connect().await.map_err(|error| refused(address, &error))?;
+    Ok(Client::new(channel))
+}
+
+/// A client of another broker at its control `address`; it connects when it is used, and again when that
+/// ended. `message_bytes_max` bounds an answer.
+pub fn peer(
+    address: &str,
+    tls: Option<TlsPaths<'_>>,
+    message_bytes_max: usize,
+) -> Result<PeerClient, ConnectError> {
+    let channel = endpoint(address, tls)?.connect_lazy();
+    Ok(PeerClient::new(channel).max_decoding_message_size(message_bytes_max))
+}
+
+fn endpoint(address: &str, tls: Option<TlsPaths<'_>>) -> Result<Endpoint, ConnectError> {
     let scheme = if tls.is_some() { "https" } else { "http" };
     let endpoint = Endpoint::from_shared(format!("{scheme}://{address}"))
         .map_err(|_| ConnectError::Address(address.to_owned()))?
@@ -36,18 +53,16 @@ pub async fn connect(address: &str, tls: Option<TlsPaths<'_>>) -> Result<Client,
         .http2_keep_alive_interval(Duration::from_secs(10))
         .keep_alive_timeout(Duration::from_secs(10))
         .keep_alive_while_idle(true);
-    let endpoint = match tls {
-        None => endpoint,
+    match tls {
+        None => Ok(endpoint),
         Some(paths) => {
             let config = ClientTlsConfig::new()
                 .ca_certificate(Certificate::from_pem(read(paths.ca)?))
                 .identity(Identity::from_pem(read(paths.cert)?, read(paths.key)?))
                 .domain_name(SERVER_NAME);
-            endpoint.tls_config(config).map_err(|error| refused(address, &error))?
+            endpoint.tls_config(config).map_err(|error| refused(address, &error))
         }
-    };
-    let channel: Channel = endpoint.connect().await.map_err(|error| refused(address, &error))?;
-    Ok(Client::new(channel))
+    }
 }
 
 fn read(path: &Path) -> Result<Vec<u8>, ConnectError> {

@@ -77,11 +77,15 @@ impl Fetch {
     /// Where something was scanned and hidden, a batch that shows nothing takes the reader over it.
     fn answer(&self, mut look: Look) -> Body {
         self.ctx.broker.metrics.fetched_bytes.add(look.bytes as u64);
-        let (epoch, version) = (self.ctx.broker.identity.epoch, self.header.api_version);
-        let answers = look.topics.iter_mut().flat_map(|t| &mut t.partitions);
-        for (answer, scan) in answers.zip(&self.scans) {
-            if answer.records.is_empty() && answer.error == ErrorCode::None {
-                answer.records.extend(scan.filler(epoch, version).map(RecordPiece::Memory));
+        let (broker, version) = (&self.ctx.broker, self.header.api_version);
+        let mut scans = self.scans.iter();
+        for topic in &mut look.topics {
+            for (answer, scan) in topic.partitions.iter_mut().zip(&mut scans) {
+                if answer.records.is_empty() && answer.error == ErrorCode::None && scan.has_progress() {
+                    // One that is gone meanwhile shows no progress.
+                    let Some(partition) = broker.partition(&topic.name, answer.index) else { continue };
+                    answer.records.extend(scan.filler(partition.epoch, version).map(RecordPiece::Memory));
+                }
             }
         }
         encode(self.header.api_version, ErrorCode::None, look.topics)

@@ -22,7 +22,7 @@ use kafka::messages::{
     self, OffsetCommitRequest, OffsetCommitResponse, OffsetDeleteRequest, OffsetDeleteResponse,
     OffsetFetchRequest, OffsetFetchResponse,
 };
-use kafka::{ErrorCode, GroupId, LeaderEpoch, Offset, PartitionIndex, StrBytes, TimestampMs, TopicName};
+use kafka::{ErrorCode, LeaderEpoch, Offset, PartitionIndex, StrBytes, TimestampMs, TopicName};
 
 use super::groups::{changed_group, group_id, text};
 use super::{Answer, Body, Ctx};
@@ -198,9 +198,14 @@ async fn fetch_one(ctx: &Ctx, id: &StrBytes, topics: Option<ByTopic>) -> Result<
         known.extend(fresh);
         known.sort_by(|one, other| one.0.cmp(&other.0));
     }
+    let asked = known.iter().map(|((topic, index), found)| {
+        let at = found.as_ref().map(|committed| committed.offset);
+        (topic.clone(), *index, at)
+    });
+    let offsets = coordinator.observer().offsets_to_fetch(&group, asked.collect()).await?;
     let mut by_partition = HashMap::new();
     let mut all: ByTopic = Vec::new();
-    for ((topic, partition), committed) in known {
+    for (((topic, partition), committed), offset) in known.into_iter().zip(offsets) {
         let name = messages::TopicName::from(text(topic.as_str()));
         if topics.is_none() {
             match all.last_mut().filter(|(last, _)| *last == name) {
@@ -208,7 +213,7 @@ async fn fetch_one(ctx: &Ctx, id: &StrBytes, topics: Option<ByTopic>) -> Result<
                 None => all.push((name.clone(), vec![partition.0])),
             }
         }
-        let found = found(ctx, &group, &topic, partition, committed);
+        let found = found(partition, committed, offset);
         by_partition.insert((name, partition.0), found);
     }
     let answered = topics.unwrap_or(all).into_iter().map(|(name, partitions)| {
@@ -220,18 +225,8 @@ async fn fetch_one(ctx: &Ctx, id: &StrBytes, topics: Option<ByTopic>) -> Result<
 }
 
 /// What the group is told; a lane's group may have to begin elsewhere than it committed.
-fn found(
-    ctx: &Ctx,
-    group: &GroupId,
-    topic: &TopicName,
-    partition: PartitionIndex,
-    committed: Option<CommittedOffset>,
-) -> Found {
-    let stored = committed.as_ref().map(|c| c.offset);
-    let observer = ctx.broker.coordinator.observer();
-    let Some(offset) = observer.offset_to_fetch(group, topic, partition, stored) else {
-        return Found::nothing(partition.0);
-    };
+fn found(partition: PartitionIndex, committed: Option<CommittedOffset>, offset: Option<Offset>) -> Found {
+    let Some(offset) = offset else { return Found::nothing(partition.0) };
     let (epoch, metadata) = match committed {
         Some(committed) if committed.offset == offset => (committed.leader_epoch, committed.metadata),
         // The epoch is of the record before the committed offset, not of this one.

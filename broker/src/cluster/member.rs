@@ -131,6 +131,7 @@ impl Member {
                 () = tokio::time::sleep(LOOK_AGAIN) => {}
             }
         };
+        self.broker.lanes.begin_life(life.epoch);
         Ok(Living {
             life,
             shared,
@@ -245,6 +246,7 @@ impl Member {
             {
                 open.set_settings(topic.settings.clone());
             }
+            self.broker.judge_as_set(open).await;
         }
         Ok(all)
     }

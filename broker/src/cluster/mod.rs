@@ -13,6 +13,7 @@ mod objects;
 #[cfg(test)]
 mod sim;
 mod start;
+mod stored;
 #[cfg(feature = "cluster")]
 mod stores;
 mod transfer;
@@ -30,6 +31,7 @@ pub use follow::Follow;
 pub use member::Member;
 pub use objects::{AssignmentObject, BrokerObject, IdObject, PartitionObject};
 pub use start::Joining;
+pub use stored::{shard_epochs, stored_brokers};
 pub use view::{View, Views};
 
 use crate::config::ClusterConfig;

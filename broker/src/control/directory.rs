@@ -1,14 +1,16 @@
 //! The lanes that exist, and the lane-routers that serve them.
 //!
 //! A lane is an object `lanes/NAME` in the metadata store: name, port, time. Its class is in its name.
+//! In a cluster every broker writes them, memory follows the store, and a change is made when every broker,
+//! and every lane-router at it, has followed.
 //! Owns creation, deletion and the sessions of lane-routers; what a lane's records and groups are is
 //! the partitions' and the coordinator's. Invariant: a port belongs to one lane from the write that
 //! creates it to the write that deletes it.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::RangeInclusive;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use broker_store::meta::{MetaError, MetaStore, Version};
@@ -18,11 +20,15 @@ use tokio::sync::{Mutex, watch};
 use tokio::time::timeout;
 
 use super::ports;
+use crate::cluster::Follow;
+use crate::peers::{Incomplete, Peers};
 
 /// All lanes of this region. One per broker process.
 pub struct LaneDirectory {
     meta: Arc<dyn MetaStore>,
     ports: Option<RangeInclusive<u16>>,
+    /// The other brokers of a cluster.
+    peers: OnceLock<Arc<Peers>>,
     /// One change at a time.
     changing: Mutex<()>,
     lanes: watch::Sender<LaneSet>,
@@ -60,6 +66,15 @@ pub struct Router {
     pub failures: Vec<(String, String)>,
 }
 
+/// How far a lane-router is with a change.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Following {
+    pub address: String,
+    pub late: bool,
+    /// Why it cannot.
+    pub failure: Option<String>,
+}
+
 /// A lane-router's place in the directory; leaving is dropping it.
 pub struct Session {
     directory: Arc<LaneDirectory>,
@@ -82,6 +97,10 @@ pub enum DirectoryError {
     Router { lane: String, router: String, reason: String },
     #[error("lane {lane}: {source}")]
     Meta { lane: String, source: MetaError },
+    #[error("lane {lane}: {error}")]
+    Others { lane: String, error: Incomplete },
+    #[error("lane {0} is not heard of by every broker yet; try again")]
+    Unheard(String),
     #[error("the stored lane {0} cannot be read: {1}")]
     Damaged(String, String),
 }
@@ -98,21 +117,43 @@ impl LaneDirectory {
         meta: Arc<dyn MetaStore>,
         ports: Option<RangeInclusive<u16>>,
     ) -> Result<Arc<LaneDirectory>, DirectoryError> {
-        let items = meta.list(PREFIX).await.map_err(|source| at("(all)", source))?;
-        let mut lanes = BTreeMap::new();
-        for item in items {
-            let lane: LaneObject = serde_json::from_slice(&item.value)
-                .map_err(|error| DirectoryError::Damaged(item.key.clone(), error.to_string()))?;
-            lanes.insert(lane.name.clone(), lane);
-        }
+        let lanes = stored(&*meta).await?;
         Ok(Arc::new(LaneDirectory {
             meta,
             ports,
+            peers: OnceLock::new(),
             changing: Mutex::new(()),
             lanes: watch::Sender::new(LaneSet { generation: 1, lanes }),
             routers: watch::Sender::new(BTreeMap::new()),
             next_session: AtomicU64::new(0),
         }))
+    }
+
+    /// This broker is one of a cluster's.
+    pub fn share(&self, peers: Arc<Peers>) {
+        let _ = self.peers.set(peers);
+    }
+
+    /// Follows the store for ever, for a broker that does not write it alone.
+    pub async fn follow(&self) -> Result<(), MetaError> {
+        let mut follow = Follow::start(self.meta.clone(), PREFIX).await?;
+        loop {
+            let mut lanes = BTreeMap::new();
+            for item in follow.items().values() {
+                match serde_json::from_slice::<LaneObject>(&item.value) {
+                    Ok(lane) => drop(lanes.insert(lane.name.clone(), lane)),
+                    Err(error) => {
+                        tracing::error!(key = %item.key, %error, "a lane cannot be read and is ignored");
+                    }
+                }
+            }
+            if self.lanes.borrow().lanes != lanes {
+                self.publish(|known| *known = lanes);
+            }
+            if !follow.changed().await {
+                return Err(MetaError::Unavailable("the metadata store is closed".to_owned()));
+            }
+        }
     }
 
     /// Follows the set of lanes.
@@ -144,25 +185,32 @@ impl LaneDirectory {
         }
         let port = self.choose_port(&name).await?;
         let object = LaneObject { name: name.clone(), port, created_ms: now_ms, deleting: false };
-        self.put(&object, None).await?;
-        let generation = self.publish(|lanes| {
-            lanes.insert(name.clone(), object.clone());
-        });
+        match self.put(&object, None).await {
+            // Another broker was faster.
+            Err(DirectoryError::Meta { source: MetaError::Conflict { .. }, .. }) => {
+                return Err(DirectoryError::Exists(name));
+            }
+            put => put?,
+        }
+        self.note(&object);
         let mut warnings = Vec::new();
         if port == 0 {
             warnings.push("this region has no lane listeners (lane_port_first is not set)".to_owned());
         }
-        let routers = self.settled(generation).await;
-        let failure = routers.iter().find_map(|router| {
-            let (_, reason) = router.failures.iter().find(|(lane, _)| *lane == name)?;
-            Some((router.address.clone(), reason.clone()))
-        });
-        if let Some((router, reason)) = failure {
+        let routers = match self.followed_everywhere(&object).await {
+            Ok(routers) => routers,
+            Err(error) => {
+                self.remove(&object).await?;
+                return Err(error);
+            }
+        };
+        if let Some(failed) = routers.iter().find(|router| router.failure.is_some()) {
             // The port goes to the end of the queue, so that trying again takes another.
             self.remove(&object).await?;
+            let (router, reason) = (failed.address.clone(), failed.failure.clone().unwrap_or_default());
             return Err(DirectoryError::Router { lane: name, router, reason });
         }
-        let late = routers.iter().filter(|router| router.generation < generation);
+        let late = routers.iter().filter(|router| router.late);
         warnings.extend(late.map(|router| format!("lane-router {} does not serve it yet", router.address)));
         if routers.is_empty() && port != 0 {
             warnings.push("no lane-router is connected; the address works once one is".to_owned());
@@ -179,11 +227,54 @@ impl LaneDirectory {
             let version = self.version_of(name).await?;
             self.put(&object, version).await?;
         }
-        let generation = self.publish(|lanes| {
-            lanes.insert(name.to_owned(), object.clone());
-        });
-        self.settled(generation).await;
+        self.note(&object);
+        self.followed_everywhere(&object).await?;
         Ok(object)
+    }
+
+    /// Waits until this broker and its lane-routers, or what can be waited for of them, have followed a
+    /// change of a lane.
+    pub async fn followed(&self, object: &LaneObject) -> Result<Vec<Following>, DirectoryError> {
+        let mut sets = self.lanes.subscribe();
+        let follows = |set: &LaneSet| match (set.lanes.get(&object.name), object.deleting) {
+            (Some(known), true) => known.deleting || known.created_ms != object.created_ms,
+            (None, true) => true,
+            (known, false) => known.is_some_and(|known| known.created_ms == object.created_ms),
+        };
+        let generation = match timeout(HEARD_WITHIN, sets.wait_for(follows)).await {
+            Ok(Ok(set)) => set.generation,
+            Ok(Err(_)) | Err(_) => return Err(DirectoryError::Unheard(object.name.clone())),
+        };
+        let routers = self.settled(generation).await.into_iter();
+        let following = |router: Router| Following {
+            late: router.generation < generation,
+            failure: router.failures.into_iter().find(|(lane, _)| *lane == object.name).map(|(_, why)| why),
+            address: router.address,
+        };
+        Ok(routers.map(following).collect())
+    }
+
+    async fn followed_everywhere(&self, object: &LaneObject) -> Result<Vec<Following>, DirectoryError> {
+        let mut all = self.followed(object).await?;
+        if let Some(peers) = self.peers.get() {
+            let others = peers.follow_lane(&object.name, object.created_ms, object.deleting).await;
+            let failed = |error| DirectoryError::Others { lane: object.name.clone(), error };
+            all.extend(others.map_err(failed)?.into_iter().map(|router| Following {
+                address: router.address,
+                late: router.late,
+                failure: Some(router.failure).filter(|failure| !failure.is_empty()),
+            }));
+        }
+        Ok(all)
+    }
+
+    /// A broker that is alone need not hear of what it wrote.
+    fn note(&self, object: &LaneObject) {
+        if self.peers.get().is_none() {
+            self.publish(|lanes| {
+                lanes.insert(object.name.clone(), object.clone());
+            });
+        }
     }
 
     /// Removes a lane whose deletion has begun and whose records are hidden.
@@ -214,25 +305,53 @@ impl LaneDirectory {
         self.routers()
     }
 
+    /// In a cluster the port is noted as given back first: another broker that chooses at the same time
+    /// then takes it last.
     async fn choose_port(&self, name: &str) -> Result<u16, DirectoryError> {
         let Some(range) = self.ports.clone() else { return Ok(0) };
-        let taken = self.lanes.borrow().lanes.values().map(|lane| lane.port).collect();
-        let (released, _) = self.released().await?;
-        ports::choose(range.clone(), &taken, &released).ok_or_else(|| DirectoryError::PortsTaken {
-            lane: name.to_owned(),
-            first: *range.start(),
-            last: *range.end(),
-        })
+        let is_shared = self.peers.get().is_some();
+        loop {
+            let (released, version) = self.released().await?;
+            let lanes = match is_shared {
+                true => stored(&*self.meta).await?,
+                false => self.lanes(),
+            };
+            let taken = lanes.values().map(|lane| lane.port).collect();
+            let none_left = || DirectoryError::PortsTaken {
+                lane: name.to_owned(),
+                first: *range.start(),
+                last: *range.end(),
+            };
+            let port = ports::choose(range.clone(), &taken, &released).ok_or_else(none_left)?;
+            if !is_shared {
+                return Ok(port);
+            }
+            match self.put_released(&ports::give_back(range.clone(), &released, port), version).await {
+                Ok(()) => return Ok(port),
+                Err(MetaError::Conflict { .. }) => {}
+                Err(source) => return Err(at(name, source)),
+            }
+        }
+    }
+
+    async fn put_released(&self, released: &[u16], version: Option<Version>) -> Result<(), MetaError> {
+        let value = serde_json::to_vec(released).expect("numbers are JSON");
+        self.meta.put_if(RELEASED, value, version).await.map(drop)
     }
 
     async fn remove(&self, object: &LaneObject) -> Result<(), DirectoryError> {
         // The port is noted as released first: a crash between the two writes then only makes it be
         // reused later, never sooner.
         if let Some(range) = self.ports.clone() {
-            let (released, version) = self.released().await?;
-            let released = ports::give_back(range, &released, object.port);
-            let value = serde_json::to_vec(&released).expect("numbers are JSON");
-            self.meta.put_if(RELEASED, value, version).await.map_err(|source| at(&object.name, source))?;
+            loop {
+                let (released, version) = self.released().await?;
+                let released = ports::give_back(range.clone(), &released, object.port);
+                match self.put_released(&released, version).await {
+                    Ok(()) => break,
+                    Err(MetaError::Conflict { .. }) if self.peers.get().is_some() => {}
+                    Err(source) => return Err(at(&object.name, source)),
+                }
+            }
         }
         if let Some(version) = self.version_of(&object.name).await? {
             self.meta
@@ -240,9 +359,11 @@ impl LaneDirectory {
                 .await
                 .map_err(|source| at(&object.name, source))?;
         }
-        self.publish(|lanes| {
-            lanes.remove(&object.name);
-        });
+        if self.peers.get().is_none() {
+            self.publish(|lanes| {
+                lanes.remove(&object.name);
+            });
+        }
         Ok(())
     }
 
@@ -299,6 +420,17 @@ impl Drop for Session {
     }
 }
 
+async fn stored(meta: &dyn MetaStore) -> Result<BTreeMap<String, LaneObject>, DirectoryError> {
+    let items = meta.list(PREFIX).await.map_err(|source| at("(all)", source))?;
+    let mut lanes = BTreeMap::new();
+    for item in items {
+        let lane: LaneObject = serde_json::from_slice(&item.value)
+            .map_err(|error| DirectoryError::Damaged(item.key.clone(), error.to_string()))?;
+        lanes.insert(lane.name.clone(), lane);
+    }
+    Ok(lanes)
+}
+
 fn key(name: &str) -> String {
     format!("{PREFIX}{name}")
 }
@@ -312,6 +444,8 @@ const PREFIX: &str = "lanes/";
 const RELEASED: &str = "lane-ports";
 /// How long a change waits for lane-routers to follow.
 const ROUTER_TIMEOUT: Duration = Duration::from_secs(10);
+/// How long a change may take to come back from a store that several brokers write.
+const HEARD_WITHIN: Duration = Duration::from_secs(10);
 
 #[cfg(test)]
 mod tests {

@@ -17,6 +17,7 @@ use tokio::sync::{Semaphore, mpsc};
 use tokio::time::{sleep, timeout};
 use tokio_rustls::TlsAcceptor;
 use tokio_rustls::server::TlsStream;
+use tokio_util::sync::CancellationToken;
 use tonic::transport::server::Connected;
 use tracing::debug;
 
@@ -44,16 +45,16 @@ impl Caller {
     }
 }
 
-/// Accepts for the life of the service.
+/// The task that accepts until `stop`, and what it accepts.
 pub fn accept(
     service: &ServiceHandle,
     listener: TcpListener,
     tls: Option<Arc<ServerTls>>,
-) -> mpsc::Receiver<io::Result<Connection>> {
+    stop: CancellationToken,
+) -> (impl Future<Output = io::Result<()>> + Send + 'static, mpsc::Receiver<io::Result<Connection>>) {
     let (connections, accepted) = mpsc::channel(ACCEPTED_MAX);
-    let stop = service.stopping().clone();
     let service_of_handshakes = service.clone();
-    service.spawn("control listener", async move {
+    let accepting = async move {
         let handshakes = Arc::new(Semaphore::new(HANDSHAKES_MAX));
         while let Some(result) = stop.run_until_cancelled(listener.accept()).await {
             let Ok((stream, from)) = result else {
@@ -72,9 +73,9 @@ pub fn accept(
                 }
             });
         }
-        Ok::<(), io::Error>(())
-    });
-    accepted
+        Ok(())
+    };
+    (accepting, accepted)
 }
 
 async fn secure(stream: TcpStream, tls: Option<Arc<ServerTls>>) -> io::Result<Connection> {

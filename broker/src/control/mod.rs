@@ -9,6 +9,7 @@ mod doctor;
 mod lanes;
 mod links;
 mod listener;
+mod peers;
 mod policies;
 mod ports;
 
@@ -17,6 +18,7 @@ use std::pin::Pin;
 use std::sync::Arc;
 
 use chassis::tls::{ClientAuth, ServerTls, TlsError};
+use control::peers::PeersServer;
 use control::{ControlServer, v1};
 use futures_util::Stream;
 use lane_core::{Lane, LaneClass};
@@ -89,22 +91,43 @@ pub fn serve(broker: &Arc<Broker>, directory: Arc<LaneDirectory>, bound: Bound) 
     if let Some(tls) = &bound.tls {
         tls.follow(&broker.service, |_| {});
     }
-    let connections = listener::accept(&broker.service, bound.listener, bound.tls);
-    let calls = ControlServer::new(Calls { broker: broker.clone(), directory });
-    let stop = broker.service.stopping().clone();
-    let (following, stopped) = (broker.clone(), stop.clone());
+    // The others go on asking while this broker hands back what it has.
+    let service = broker.service.clone();
+    let stop = match &broker.peers {
+        Some(_) => service.back_stopping().clone(),
+        None => service.stopping().clone(),
+    };
+    let (accepting, connections) = listener::accept(&service, bound.listener, bound.tls, stop.clone());
+    let calls = Arc::new(Calls { broker: broker.clone(), directory });
+    let peers = broker.peers.as_ref().map(|_| {
+        let server = PeersServer::from_arc(calls.clone());
+        server
+            .max_decoding_message_size(crate::peers::MESSAGE_BYTES_MAX)
+            .max_encoding_message_size(crate::peers::MESSAGE_BYTES_MAX)
+    });
+    let calls = ControlServer::from_arc(calls);
+    let (following, stopped) = (broker.clone(), service.stopping().clone());
     broker.service.spawn_child(async move {
         stopped.run_until_cancelled(following.links.policies.follow(&*following.meta)).await;
     });
     info!("control service on {}", bound.address);
-    broker.service.spawn("control service", async move {
+    let is_shared = broker.peers.is_some();
+    let serving = async move {
         Server::builder()
             .max_concurrent_streams(STREAMS_PER_CONNECTION_MAX)
             .http2_keepalive_interval(Some(KEEPALIVE))
             .add_service(calls)
+            .add_optional_service(peers)
             .serve_with_incoming_shutdown(ReceiverStream::new(connections), stop.cancelled_owned())
             .await
-    });
+    };
+    if is_shared {
+        service.spawn_back("control listener", accepting);
+        service.spawn_back("control service", serving);
+    } else {
+        service.spawn("control listener", accepting);
+        service.spawn("control service", serving);
+    }
 }
 
 struct Calls {
@@ -407,6 +430,7 @@ fn status(error: DirectoryError) -> Status {
     match error {
         DirectoryError::Exists(_) => Status::already_exists(text),
         DirectoryError::Deleting(_) | DirectoryError::Router { .. } => Status::failed_precondition(text),
+        DirectoryError::Others { .. } | DirectoryError::Unheard(_) => Status::unavailable(text),
         DirectoryError::Unknown(_) => Status::not_found(text),
         DirectoryError::PortsTaken { .. } => Status::resource_exhausted(text),
         DirectoryError::Meta { .. } | DirectoryError::Damaged(..) => Status::internal(text),
@@ -416,5 +440,6 @@ fn status(error: DirectoryError) -> Status {
 /// Common names that may call.
 const CONTROL: &str = "sealane-control";
 const LANE_ROUTER: &str = "sealane-lane-router";
+const BROKER: &str = "sealane-broker";
 const STREAMS_PER_CONNECTION_MAX: u32 = 64;
 const KEEPALIVE: std::time::Duration = std::time::Duration::from_secs(10);

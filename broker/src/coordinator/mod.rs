@@ -26,7 +26,7 @@ use tokio_util::sync::CancellationToken;
 
 pub use config::GroupConfig;
 pub use message::{Description, Listed, MemberDescription, Message, Sender, TopicPartition};
-pub use observer::{Assignment, AssignmentObserver};
+pub use observer::{Assignment, AssignmentObserver, CommittedAt, OffsetsToFetch, ShardId};
 use shard::{ShardState, Surroundings};
 
 use crate::broker::Broker;
@@ -119,7 +119,8 @@ impl Coordinator {
             let (inbox, receiver) = mpsc::channel(shard::INBOX_MAX);
             let (state, follow) = watch::channel(ShardState::Loading);
             let (weak, stop) = (Arc::downgrade(&partition), self.stop.child_token());
-            tokio::spawn(shard::run(partition, self.around.clone(), receiver, state, stop.clone()));
+            let id = ShardId { index, count, epoch: partition.epoch.0 };
+            tokio::spawn(shard::run(id, partition, self.around.clone(), receiver, state, stop.clone()));
             let shard = Arc::new(Shard { inbox, state: follow, partition: weak, stop });
             if let Some(former) = shards.here.insert(index, shard) {
                 former.stop.cancel();

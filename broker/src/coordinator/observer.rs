@@ -10,9 +10,20 @@ use kafka::{ErrorCode, GroupId, Offset, PartitionIndex, TopicName};
 
 use crate::api::Principal;
 
+/// A partition of `__consumer_offsets` as one coordinator has it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct ShardId {
+    pub index: usize,
+    /// How many there are.
+    pub count: usize,
+    /// Of the partition: rises with every coordinator of it.
+    pub epoch: i32,
+}
+
 /// Everything that one generation of a group assigns.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Assignment {
+    pub shard: ShardId,
     pub group: GroupId,
     pub generation: i32,
     /// Found in the log at a start of the coordinator, not just made by a leader.
@@ -34,10 +45,25 @@ pub struct AssignedMember {
     pub partitions: Vec<(TopicName, PartitionIndex)>,
 }
 
+/// A partition, and what is committed for it.
+pub type CommittedAt = (TopicName, PartitionIndex, Option<Offset>);
+
+/// Where a group goes on.
+pub type OffsetsToFetch = BoxFuture<'static, Result<Vec<Option<Offset>>, ErrorCode>>;
+
 /// Follows the assignments of all groups.
 pub trait AssignmentObserver: Send + Sync {
     /// Whether this principal may be a member of the group. Asked on every JoinGroup.
     fn admits(&self, group: &GroupId, principal: &Principal) -> Result<(), ErrorCode>;
+
+    /// This broker coordinates the groups of a shard from now on; those in its log follow.
+    fn begins(&self, _shard: ShardId) {}
+
+    /// All groups in the shard's log have been told.
+    fn loaded(&self, _shard: ShardId) {}
+
+    /// It coordinates them no longer.
+    fn ended(&self, _shard: ShardId) {}
 
     /// A generation's assignment is in the log. Members learn of it when the future is ready; an
     /// error sends them back to JoinGroup.
@@ -46,14 +72,9 @@ pub trait AssignmentObserver: Send + Sync {
     /// A member is gone; its share is others' with the next [`AssignmentObserver::assigned`].
     fn departed(&self, group: &GroupId, member: &MemberId, how: Departure);
 
-    /// What OffsetFetch answers where `committed` is in the log.
-    fn offset_to_fetch(
-        &self,
-        group: &GroupId,
-        topic: &TopicName,
-        partition: PartitionIndex,
-        committed: Option<Offset>,
-    ) -> Option<Offset>;
+    /// What OffsetFetch answers where these are committed, in their order; an error for all if that
+    /// cannot be known now.
+    fn offsets_to_fetch(&self, group: &GroupId, committed: Vec<CommittedAt>) -> OffsetsToFetch;
 
     /// Partitions where the group has a place to begin at though it has committed nothing.
     fn begun(&self, group: &GroupId) -> Vec<(TopicName, PartitionIndex)>;
@@ -67,6 +88,7 @@ pub trait AssignmentObserver: Send + Sync {
 
 impl Assignment {
     pub(super) fn of(
+        shard: ShardId,
         group: &GroupId,
         metadata: &GroupMetadata,
         loaded: bool,
@@ -81,7 +103,7 @@ impl Assignment {
             partitions: if consumers { partitions(member) } else { Vec::new() },
         };
         let members = metadata.members.iter().map(assigned).collect();
-        Assignment { group: group.clone(), generation: metadata.generation, loaded, members }
+        Assignment { shard, group: group.clone(), generation: metadata.generation, loaded, members }
     }
 }
 

@@ -145,7 +145,7 @@ impl Shard {
         if entry.group.state() == GroupState::Stable {
             let metadata = entry.group.current();
             let known = &entry.principals;
-            let assignment = Assignment::of(id, &metadata, true, |m| known.get(m).cloned());
+            let assignment = Assignment::of(self.id, id, &metadata, true, |m| known.get(m).cloned());
             self.ask_observer(assignment, None);
         }
     }

@@ -24,7 +24,7 @@ use tokio_util::sync::CancellationToken;
 use super::journal::{Journal, Then, Value};
 use super::load::{self, LoadError};
 use super::message::{Message, TopicPartition};
-use super::observer::{Assignment, AssignmentObserver};
+use super::observer::{Assignment, AssignmentObserver, ShardId};
 use crate::api::Principal;
 use crate::metrics::GroupMetrics;
 use crate::partition::Partition;
@@ -57,6 +57,7 @@ pub enum ShardState {
 
 /// The task's state.
 pub(super) struct Shard {
+    pub(super) id: ShardId,
     pub(super) around: Surroundings,
     pub(super) journal: Journal,
     pub(super) groups: HashMap<GroupId, Entry>,
@@ -94,6 +95,7 @@ struct Hooked {
 
 /// Runs a shard until `stop`; `state` follows it.
 pub(super) async fn run(
+    id: ShardId,
     partition: Arc<Partition>,
     around: Surroundings,
     mut inbox: mpsc::Receiver<Message>,
@@ -104,11 +106,15 @@ pub(super) async fn run(
         fold = loaded(partition.clone(), &mut inbox) => fold,
         () = stop.cancelled() => None,
     };
-    if let Some(fold) = fold {
-        let mut shard = Shard::new(partition, around);
+    if let Some(fold) = fold.filter(|_| !stop.is_cancelled()) {
+        let observer = around.observer.clone();
+        observer.begins(id);
+        let mut shard = Shard::new(id, partition, around);
         shard.take_over(fold);
+        observer.loaded(id);
         state.send_replace(ShardState::Serving);
         shard.serve(&mut inbox, &stop).await;
+        observer.ended(id);
     }
     state.send_replace(ShardState::Ended);
     inbox.close();
@@ -143,8 +149,9 @@ async fn loaded(partition: Arc<Partition>, inbox: &mut mpsc::Receiver<Message>) 
 }
 
 impl Shard {
-    fn new(partition: Arc<Partition>, around: Surroundings) -> Shard {
+    fn new(id: ShardId, partition: Arc<Partition>, around: Surroundings) -> Shard {
         Shard {
+            id,
             around,
             journal: Journal::new(partition),
             groups: HashMap::new(),
@@ -165,7 +172,7 @@ impl Shard {
             let group = match folded.metadata {
                 Some(metadata) => {
                     if !metadata.members.is_empty() {
-                        let assignment = Assignment::of(&id, &metadata, true, |_| None);
+                        let assignment = Assignment::of(self.id, &id, &metadata, true, |_| None);
                         self.ask_observer(assignment, None);
                     }
                     Group::restore(id.clone(), self.around.rules.clone(), metadata, now)
@@ -257,8 +264,8 @@ impl Shard {
                     let (generation, members) = (metadata.generation, metadata.members.len());
                     tracing::debug!(%group, generation, members, "generation stored");
                     let known = self.groups.get(&group).map(|e| &e.principals);
-                    let assignment =
-                        Assignment::of(&group, &metadata, false, |m| known.and_then(|p| p.get(m).cloned()));
+                    let principal = |m: &MemberId| known.and_then(|p| p.get(m).cloned());
+                    let assignment = Assignment::of(self.id, &group, &metadata, false, principal);
                     self.ask_observer(assignment, Some(token));
                 }
                 Err(_) => self.stored(&group, token, outcome),

@@ -61,14 +61,8 @@ impl AssignmentObserver for Notes {
         self.departed.lock().push((member.to_string(), how));
     }
 
-    fn offset_to_fetch(
-        &self,
-        _: &GroupId,
-        _: &TopicName,
-        _: PartitionIndex,
-        committed: Option<Offset>,
-    ) -> Option<Offset> {
-        committed
+    fn offsets_to_fetch(&self, _: &GroupId, committed: Vec<CommittedAt>) -> OffsetsToFetch {
+        Box::pin(async move { Ok(committed.into_iter().map(|(_, _, offset)| offset).collect()) })
     }
 
     fn begun(&self, _: &GroupId) -> Vec<(TopicName, PartitionIndex)> {

@@ -2,17 +2,23 @@
 //!
 //! The rules are pure and live in `lane-core`; the log decides who owns a record. This module keeps what
 //! is not in the log: which lanes exist, which connection reads for which group, and the cuts under way.
+//! In a cluster the coordinator of a group and the owner of a partition are different brokers: `publish`
+//! tells all of them who reads what, `cuts` asks the owner.
 
 mod cache;
 pub mod classify;
 mod cuts;
+mod markers;
 mod observer;
+mod publish;
+mod round;
 pub mod show;
 mod status;
 mod switch;
+mod told;
 mod views;
 
-use std::collections::{BTreeSet, HashSet};
+use std::collections::{BTreeSet, HashMap, HashSet};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -20,18 +26,25 @@ use kafka::{GroupId, PartitionIndex, TopicName};
 use lane_core::name::forwarded_lane;
 use lane_core::{Lane, View};
 use parking_lot::Mutex;
+use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
 use crate::api::ConnectionInfo;
+use crate::coordinator::ShardId;
 use crate::partition::Partition;
+use crate::peers::Peers;
 use crate::switches;
 use cache::Rebuilt;
 use cuts::Cuts;
+use publish::Publisher;
 use views::{Found, Reader, Views};
 
+pub use cuts::Place;
 pub use show::{Part, Reading, Scan, Shown, VisibleRecords};
-pub use switch::{SwitchError, switch_lanes};
-pub use views::Alike;
+pub use status::EndError;
+pub use switch::{SwitchError, switch_lanes, switch_one};
+pub use told::{ToldGroup, ToldMember};
+pub use views::{Alike, Member, Telling, Untold};
 
 /// The partitions of this broker.
 #[derive(Clone)]
@@ -45,8 +58,8 @@ pub struct LaneParts {
     pub owned: Owned,
     /// Whether a lane exists and is not being deleted.
     pub exists: Arc<dyn Fn(&Lane) -> bool + Send + Sync>,
-    /// Rises with every life of the broker.
-    pub epoch: i32,
+    /// The other brokers; none for one that is alone.
+    pub peers: Option<Arc<Peers>>,
     /// From a member's silence to the hand-over to the baseline.
     pub grace: Duration,
 }
@@ -55,13 +68,26 @@ pub struct LaneParts {
 pub struct Lanes {
     owned: Owned,
     exists: Arc<dyn Fn(&Lane) -> bool + Send + Sync>,
-    epoch: i32,
     views: Views,
+    together: Option<Together>,
     rebuilt: Rebuilt,
     cuts: Arc<Cuts>,
     /// Groups that lost a member without its saying so, since their last assignment.
     unclean: Mutex<HashSet<GroupId>>,
 }
+
+/// What lanes need in a cluster.
+struct Together {
+    peers: Arc<Peers>,
+    publisher: Arc<Publisher>,
+    /// The life that this broker leads.
+    life: watch::Sender<Option<u64>>,
+    /// In which life each shard here began: what an older one says is of no use.
+    begun: Mutex<HashMap<ShardId, u64>>,
+}
+
+/// Between two tries to read what a life must have been told.
+const REQUIRE_AGAIN: Duration = Duration::from_millis(200);
 
 /// What a group's name means.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -72,27 +98,75 @@ pub enum Role {
 
 impl Lanes {
     pub fn new(parts: LaneParts) -> Arc<Lanes> {
+        let together = parts.peers.clone().map(|peers| Together {
+            publisher: Publisher::new(peers.clone()),
+            peers,
+            life: watch::Sender::new(None),
+            begun: Mutex::default(),
+        });
         Arc::new(Lanes {
-            cuts: Cuts::new(parts.owned.clone(), parts.epoch, parts.grace),
+            cuts: Cuts::new(parts.owned.clone(), parts.peers, parts.grace),
             owned: parts.owned,
             exists: parts.exists,
-            epoch: parts.epoch,
             views: Views::default(),
+            together,
             rebuilt: Rebuilt::new(cache::REBUILT_BYTES_MAX),
             unclean: Mutex::default(),
         })
     }
 
-    /// Grace timers and the comparison with the logs, until `stop`.
+    /// Grace timers, the comparison with the logs, and telling other brokers, until `stop`.
     pub async fn run(self: Arc<Self>, stop: CancellationToken) {
-        self.cuts.clone().run(stop).await;
+        let cuts = self.cuts.clone().run(stop.clone());
+        match &self.together {
+            None => cuts.await,
+            Some(together) => {
+                let telling = together.publisher.clone().run(stop.clone());
+                let lives = stop.run_until_cancelled(self.follow_lives(together));
+                tokio::join!(cuts, telling, lives);
+            }
+        }
+    }
+
+    /// This broker leads another life, and that is on record: whatever it knew of readers may be old.
+    pub fn begin_life(&self, life: u64) {
+        self.views.begin_life(life);
+        if let Some(together) = &self.together {
+            together.life.send_replace(Some(life));
+        }
+    }
+
+    /// What coordinators had before a life was on record must be told in it; what comes later is told to
+    /// whoever is alive.
+    async fn follow_lives(&self, together: &Together) {
+        let mut lives = together.life.subscribe();
+        lives.mark_changed();
+        while lives.changed().await.is_ok() {
+            let life = *lives.borrow_and_update();
+            let Some(life) = life else { continue };
+            loop {
+                match together.peers.shard_epochs().await {
+                    Ok(epochs) => {
+                        self.views.require(life, epochs);
+                        self.wake_all();
+                        break;
+                    }
+                    Err(error) => tracing::debug!(%error, "what groups there are is asked for again"),
+                }
+                tokio::time::sleep(REQUIRE_AGAIN).await;
+            }
+        }
+    }
+
+    fn wake_all(&self) {
+        (self.owned.all)().iter().for_each(|p| p.wake_waiters());
     }
 
     /// Every group of the log has been taken over: from now on a reader that matches none has none.
     /// Until then fetches on topics with lanes make no progress.
     pub fn views_known(&self) {
         self.views.all_known();
-        (self.owned.all)().iter().for_each(|p| p.wake_waiters());
+        self.wake_all();
     }
 
     /// The lane that a connection is in: only the lane-router's client ids name one.
@@ -154,19 +228,19 @@ impl Lanes {
 
     /// A topic's lanes were switched on: what groups of lanes hold of it already is activated.
     pub fn lanes_switched(&self) {
-        self.cuts.reconcile();
+        self.cuts.lists_changed();
     }
 
-    /// Topics whose records may belong to lanes.
+    /// Topics here whose records may belong to lanes.
     pub fn topics(&self) -> BTreeSet<TopicName> {
         let all = (self.owned.all)();
         let has_lanes = all.iter().filter(|partition| partition.with_fold(|fold| fold.lanes.has_lanes()));
         has_lanes.map(|partition| partition.topic.clone()).collect()
     }
 
-    /// Groups behind one client id whose views differ, on topics with lanes.
-    pub fn alike(&self) -> Vec<Alike> {
-        self.views.alike(&self.topics())
+    /// Groups behind one client id whose views differ, on these topics.
+    pub fn alike(&self, topics: &BTreeSet<TopicName>) -> Vec<Alike> {
+        self.views.alike(topics)
     }
 
     /// Client ids that read topics with lanes without a group, since the start.

@@ -6,16 +6,18 @@
 use std::collections::BTreeSet;
 
 use broker_core::group::{Departure, MemberId};
+use control::peers as said;
 use futures_util::FutureExt;
 use futures_util::future::BoxFuture;
-use kafka::{ErrorCode, GroupId, Offset, PartitionIndex, TopicName};
+use kafka::{ErrorCode, GroupId, PartitionIndex, TopicName};
 use lane_core::name::split_group;
 
 use super::views::Member;
-use super::{Lanes, Reading, Role, is_plain, show};
+use super::{Lanes, Role, Telling};
 use crate::api::{LANE_ROUTER_NAME, Principal};
-use crate::coordinator::{Assignment, AssignmentObserver};
+use crate::coordinator::{Assignment, AssignmentObserver, CommittedAt, OffsetsToFetch, ShardId};
 use crate::partition::Partition;
+use crate::peers::words;
 
 impl AssignmentObserver for Lanes {
     /// A name with the suffix of a lane is that lane's, and only the lane-router speaks for it.
@@ -31,8 +33,36 @@ impl AssignmentObserver for Lanes {
         }
     }
 
+    fn begins(&self, shard: ShardId) {
+        self.cuts.begins(shard);
+        let Some(together) = &self.together else { return };
+        together.publisher.begins(shard);
+        if let Some(life) = self.views.life() {
+            together.begun.lock().insert(shard, life);
+            let _ = self.views.begin_telling(telling(shard, life, true));
+        }
+    }
+
+    fn loaded(&self, shard: ShardId) {
+        self.cuts.loaded(shard);
+        let Some(together) = &self.together else { return };
+        together.publisher.loaded(shard);
+        let life = together.begun.lock().get(&shard).copied();
+        if let Some(life) = life {
+            let _ = self.views.end_telling(telling(shard, life, true));
+            self.wake_all();
+        }
+    }
+
+    fn ended(&self, shard: ShardId) {
+        self.cuts.ended(shard);
+        let Some(together) = &self.together else { return };
+        together.publisher.ended(shard);
+        together.begun.lock().remove(&shard);
+    }
+
     fn assigned(&self, assignment: Assignment) -> BoxFuture<'static, Result<(), ErrorCode>> {
-        let Assignment { group, members, .. } = &assignment;
+        let Assignment { shard, group, members, .. } = &assignment;
         let role = self.role(group);
         let clean = !self.unclean.lock().remove(group) && !assignment.loaded;
         let as_members: Vec<Member<'_>> = members
@@ -48,16 +78,15 @@ impl AssignmentObserver for Lanes {
                 partitions: &m.partitions,
             })
             .collect();
-        self.views.replace(group, &role.view(group), &as_members);
+        let told = self.tell(*shard, group, &role, &as_members);
         let held: BTreeSet<_> = members.iter().flat_map(|m| m.partitions.iter().cloned()).collect();
-        for (topic, index) in &held {
-            if let Some(partition) = (self.owned.find)(topic, *index) {
-                partition.wake_waiters();
-            }
-        }
+        held.iter().for_each(|(topic, index)| self.wake(topic, *index));
         match role {
-            Role::Baseline => std::future::ready(Ok(())).boxed(),
-            Role::Lane { base, lane } => self.cuts.assign(&base, &lane, held, clean).boxed(),
+            Role::Baseline => told,
+            Role::Lane { base, lane } => {
+                let cut = self.cuts.assign(*shard, (&base, &lane), held, clean);
+                async move { futures_util::try_join!(told, cut).map(|_| ()) }.boxed()
+            }
         }
     }
 
@@ -68,27 +97,8 @@ impl AssignmentObserver for Lanes {
         }
     }
 
-    /// What the group cannot see is not its lag: the offset goes up to the next that it may see. A
-    /// lane's group that has committed nothing begins at the log start: its view shows only what it
-    /// owns, so nothing is replayed and nothing that waited is missed.
-    fn offset_to_fetch(
-        &self,
-        group: &GroupId,
-        topic: &TopicName,
-        partition: PartitionIndex,
-        committed: Option<Offset>,
-    ) -> Option<Offset> {
-        let Some(partition) = (self.owned.find)(topic, partition) else { return committed };
-        let role = self.role(group);
-        let reading = reading_of(group, &role, &partition);
-        let log_start = partition.watermarks().log_start;
-        let from = match (&role, committed) {
-            (Role::Lane { .. }, None) if reading != Reading::Plain => log_start,
-            (_, Some(at)) if at >= log_start => at,
-            _ => return committed,
-        };
-        let rounded = show::round_up(&partition, &reading, from);
-        Some(rounded.map_or(from, |to| to.max(from)))
+    fn offsets_to_fetch(&self, group: &GroupId, committed: Vec<CommittedAt>) -> OffsetsToFetch {
+        self.round(group, committed)
     }
 
     /// A lane's group stands somewhere from its first assignment on: an idle one has no lag, and says so.
@@ -102,7 +112,9 @@ impl AssignmentObserver for Lanes {
     /// What waits for a lane must not be read by chance because its position was forgotten.
     fn keeps_offset(&self, group: &GroupId, topic: &TopicName, partition: PartitionIndex) -> bool {
         let Some((base, lane)) = split_group(group.as_str()) else { return false };
-        let Some(partition) = (self.owned.find)(topic, partition) else { return false };
+        let Some(partition) = (self.owned.find)(topic, partition) else {
+            return self.cuts.may_own(&base, &lane, topic, partition);
+        };
         let rules = partition.with_fold(|fold| fold.lanes.rules());
         rules.group_lane(&base, &lane).is_some_and(|known| !known.intervals.is_empty())
     }
@@ -113,13 +125,49 @@ impl AssignmentObserver for Lanes {
             let rules = partition.with_fold(|fold| fold.lanes.rules());
             rules.group_lane(&base, &lane).is_some_and(|known| known.open().is_some())
         };
-        if (self.owned.all)().iter().any(|p| open(p)) { Err(ErrorCode::NonEmptyGroup) } else { Ok(()) }
+        let elsewhere = self.together.is_some() && self.cuts.may_be_open(&base, &lane);
+        if elsewhere || (self.owned.all)().iter().any(|p| open(p)) {
+            return Err(ErrorCode::NonEmptyGroup);
+        }
+        Ok(())
     }
 }
 
-fn reading_of(group: &GroupId, role: &Role, partition: &Partition) -> Reading {
-    match is_plain(partition, *role != Role::Baseline) {
-        true => Reading::Plain,
-        false => Reading::View(role.view(group)),
+impl Lanes {
+    /// The registry here knows at once; ready when every other broker's does too.
+    fn tell(
+        &self,
+        shard: ShardId,
+        group: &GroupId,
+        role: &Role,
+        members: &[Member<'_>],
+    ) -> BoxFuture<'static, Result<(), ErrorCode>> {
+        let view = role.view(group);
+        let Some(together) = &self.together else {
+            self.views.replace(group, &view, members);
+            return std::future::ready(Ok(())).boxed();
+        };
+        let life = together.begun.lock().get(&shard).copied();
+        if let Some(life) = life {
+            let _ = self.views.tell_group(telling(shard, life, true), group, &view, members);
+        }
+        let (base, lane) = match role {
+            Role::Baseline => (String::new(), String::new()),
+            Role::Lane { base, lane } => (base.to_string(), lane.to_string()),
+        };
+        let member = |m: &Member<'_>| said::GroupMember {
+            client_id: m.client_id.to_owned(),
+            host: m.host.to_owned(),
+            principal: words::said_principal(m.principal.as_ref()),
+            topics: words::shares(m.partitions),
+        };
+        let members = members.iter().map(member).collect();
+        let words = said::GroupViews { group: group.to_string(), base, lane, members };
+        together.publisher.tell(shard, group, words).boxed()
     }
+}
+
+/// What this broker tells itself.
+fn telling(shard: ShardId, life: u64, whole: bool) -> Telling {
+    Telling { life, shard: shard.index, epoch: shard.epoch, whole, first: true, last: true }
 }

@@ -28,8 +28,6 @@ pub struct GroupLaneStatus {
     pub group: GroupId,
     pub topic: TopicName,
     pub partition: PartitionIndex,
-    /// Members of the group hold the partition.
-    pub held: bool,
     /// The latest interval; `None` if it owned nothing and is gone.
     pub activated: Option<Offset>,
     /// Its end; `None` while it is open.
@@ -53,6 +51,8 @@ pub struct PartitionRecords {
 pub enum EndError {
     #[error(transparent)]
     Close(#[from] CloseError),
+    #[error("lane {lane} is still open in partition {partition}; try again")]
+    Open { lane: Lane, partition: String },
     #[error("partition {partition}: {error}")]
     Append { partition: String, error: AppendError },
     #[error("partition {partition}: {error}")]
@@ -85,7 +85,6 @@ impl Lanes {
                     group: group.clone(),
                     topic: topic.clone(),
                     partition: index,
-                    held: self.cuts.is_held(group, lane, &topic, index),
                     activated: latest.map(|i| i.start),
                     deactivated: latest.and_then(|i| i.end),
                     committed,
@@ -101,11 +100,15 @@ impl Lanes {
         report
     }
 
-    /// Ends a lane that nobody can join any more: its intervals close, and what it left is hidden from
-    /// a later lane of the same name. Returns how many records of a PPE lane nobody will see any more
-    /// (`None`: not known; 0 for BOE, whose records stay with their owners). May be tried again.
-    pub async fn end(&self, lane: &Lane) -> Result<Option<u64>, EndError> {
-        self.cuts.close_lane(lane).await?;
+    /// Closes what groups here have open in a lane that nobody can join any more.
+    pub async fn close(&self, lane: &Lane) -> Result<(), EndError> {
+        Ok(self.cuts.close_lane(lane).await?)
+    }
+
+    /// Hides what a closed lane left in the logs here from a later lane of the same name. Returns how many
+    /// records of a PPE lane nobody will see any more (`None`: not known; 0 for BOE, whose records stay with
+    /// their owners). May be tried again.
+    pub async fn purge(&self, lane: &Lane) -> Result<Option<u64>, EndError> {
         let mut hidden = Some(0);
         for partition in self.partitions_with_lanes() {
             let named = || partition.to_string();
@@ -114,15 +117,24 @@ impl Lanes {
                 let here = count(&partition, lane, &View::WholeLane(lane.clone()), start);
                 hidden = hidden.and_then(|sum: u64| Some(sum + here?));
             }
-            let purge = LanePurge { lane: lane.as_str().to_owned(), coordinator_epoch: self.epoch };
-            let always = |_: &broker_core::Fold| Ok::<(), std::convert::Infallible>(());
-            let appended = partition.append_marker(&Marker::LanePurge(purge), clock::now(), always);
-            let Ok(at) = appended.map_err(|error| EndError::Append { partition: named(), error })?;
+            let purge = LanePurge { lane: lane.as_str().to_owned(), coordinator_epoch: partition.epoch.0 };
+            let closed = |fold: &broker_core::Fold| {
+                let rules = fold.lanes.rules();
+                let open = rules.group_lanes().any(|(_, l, known)| l == lane && known.open().is_some());
+                if open { Err(EndError::Open { lane: lane.clone(), partition: named() }) } else { Ok(()) }
+            };
+            let appended = partition.append_marker(&Marker::LanePurge(purge), clock::now(), closed);
+            let at = appended.map_err(|error| EndError::Append { partition: named(), error })??;
             let durable = partition.wait_durable(at.plus(1)).await;
             durable.map_err(|error| EndError::Durable { partition: named(), error })?;
         }
-        tracing::info!(%lane, hidden_records = hidden, "lane ended");
+        tracing::info!(%lane, hidden_records = hidden, "what the lane left is hidden");
         Ok(hidden)
+    }
+
+    /// What members of a lane's group hold.
+    pub fn held_by(&self, base: &GroupId, lane: &Lane) -> Vec<(TopicName, PartitionIndex)> {
+        self.cuts.held_by(base, lane)
     }
 
     fn partitions_with_lanes(&self) -> Vec<Arc<Partition>> {

@@ -5,8 +5,8 @@
 
 use std::sync::Arc;
 
-use kafka::ErrorCode;
 use kafka::control::Marker;
+use kafka::{ErrorCode, Offset};
 use lane_core::Extractors;
 
 use crate::clock;
@@ -50,27 +50,33 @@ pub async fn switch_lanes(
     {
         return Err(SwitchError::Held(held.to_string()));
     }
-    let marker = Marker::Extractors(extractors.texts().to_vec());
     let mut changed = false;
     for partition in partitions {
-        let check = |fold: &broker_core::Fold| {
-            if *fold.lanes.extractors() == *extractors {
-                return Err(None);
-            }
-            let held = extractors.is_empty() && fold.lanes.holds_ppe_or_intervals();
-            if held { Err(Some(SwitchError::Held(partition.to_string()))) } else { Ok(()) }
-        };
-        let appended = partition.append_marker(&marker, clock::now(), check);
-        let named = |error| SwitchError::Append { partition: partition.to_string(), error };
-        match appended.map_err(named)? {
-            Ok(at) => {
-                changed = true;
-                let durable = partition.wait_durable(at.plus(1)).await;
-                durable.map_err(|error| SwitchError::Durable { partition: partition.to_string(), error })?;
-            }
-            Err(None) => {}
-            Err(Some(held)) => return Err(held),
+        if let Some(at) = switch_one(partition, extractors)? {
+            changed = true;
+            let durable = partition.wait_durable(at.plus(1)).await;
+            durable.map_err(|error| SwitchError::Durable { partition: partition.to_string(), error })?;
         }
     }
     Ok(changed)
+}
+
+/// The same for one partition: the offset of the marker, if one was appended. It decides for whatever is
+/// appended from now on; it is durable when the high watermark has passed it.
+pub fn switch_one(partition: &Partition, extractors: &Extractors) -> Result<Option<Offset>, SwitchError> {
+    let marker = Marker::Extractors(extractors.texts().to_vec());
+    let check = |fold: &broker_core::Fold| {
+        if *fold.lanes.extractors() == *extractors {
+            return Err(None);
+        }
+        let held = extractors.is_empty() && fold.lanes.holds_ppe_or_intervals();
+        if held { Err(Some(SwitchError::Held(partition.to_string()))) } else { Ok(()) }
+    };
+    let appended = partition.append_marker(&marker, clock::now(), check);
+    let named = |error| SwitchError::Append { partition: partition.to_string(), error };
+    match appended.map_err(named)? {
+        Ok(at) => Ok(Some(at)),
+        Err(None) => Ok(None),
+        Err(Some(held)) => Err(held),
+    }
 }

@@ -3,6 +3,7 @@
 //! A Fetch carries no group, so it is matched by what its connection shows. The host only narrows
 //! several candidates and never makes a Fetch unmatched, because NAT shows other addresses. Until every
 //! coordinator has told its views, unmatched means "not known yet"; only then does it mean "no group".
+//! In a cluster it is each life of a broker that must be told: what it knew in a life before may be old.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -20,14 +21,49 @@ pub struct Views {
     /// Every coordinator has told what it knows.
     known: AtomicBool,
     /// Pairs of groups that were reported as not to be told apart, and readers without a group.
-    told: Mutex<HashSet<Told>>,
+    told: Mutex<HashSet<Warned>>,
 }
 
 #[derive(Debug, Default)]
 struct Inner {
+    /// The life that this broker leads; none for one that is alone.
+    life: Option<u64>,
+    /// The epochs that shards had when this life began: of each at least that must have been told whole.
+    required: Option<BTreeMap<usize, i32>>,
+    shards: HashMap<usize, Told>,
     readers: HashMap<String, HashMap<(TopicName, PartitionIndex), Vec<Candidate>>>,
     /// Where a group's candidates are, to replace them.
     groups: HashMap<GroupId, Vec<(String, TopicName, PartitionIndex)>>,
+}
+
+/// What was told of one shard of groups.
+#[derive(Debug, Default)]
+struct Told {
+    /// The highest of which anything was heard, in any life.
+    epoch: i32,
+    /// Told whole in this life, under this epoch.
+    whole: Option<i32>,
+    /// Groups that a whole telling under way has named.
+    named: Option<HashSet<GroupId>>,
+    groups: HashSet<GroupId>,
+}
+
+/// What a coordinator tells of a shard.
+#[derive(Clone, Copy, Debug)]
+pub struct Telling {
+    pub life: u64,
+    pub shard: usize,
+    pub epoch: i32,
+    pub whole: bool,
+    pub first: bool,
+    pub last: bool,
+}
+
+/// Why nothing was taken in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Untold {
+    OtherLife,
+    OldEpoch,
 }
 
 #[derive(Clone, Debug)]
@@ -67,7 +103,7 @@ pub enum Found {
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-enum Told {
+enum Warned {
     Ambiguous(GroupId, GroupId),
     NoGroup(String, TopicName),
 }
@@ -90,24 +126,82 @@ const TOLD_MAX: usize = 1000;
 impl Views {
     /// Replaces what is known of `group`.
     pub fn replace(&self, group: &GroupId, view: &View, members: &[Member<'_>]) {
+        self.inner.write().replace(group, view, members);
+    }
+
+    /// Another life of this broker in its cluster: everything must be told again.
+    pub fn begin_life(&self, life: u64) {
         let mut inner = self.inner.write();
-        inner.remove(group);
-        let mut places = Vec::new();
-        for member in members {
-            for (topic, partition) in member.partitions {
-                let reader = inner.readers.entry(member.client_id.to_owned()).or_default();
-                reader.entry((topic.clone(), *partition)).or_default().push(Candidate {
-                    group: group.clone(),
-                    view: view.clone(),
-                    principal: member.principal.clone(),
-                    host: member.host.to_owned(),
-                });
-                places.push((member.client_id.to_owned(), topic.clone(), *partition));
-            }
+        let epochs: Vec<(usize, i32)> =
+            inner.shards.iter().map(|(shard, told)| (*shard, told.epoch)).collect();
+        *inner = Inner { life: Some(life), ..Inner::default() };
+        for (shard, epoch) in epochs {
+            inner.shards.insert(shard, Told { epoch, ..Told::default() });
         }
-        if !places.is_empty() {
-            inner.groups.insert(group.clone(), places);
+    }
+
+    /// The life that this broker leads.
+    pub fn life(&self) -> Option<u64> {
+        self.inner.read().life
+    }
+
+    /// The epochs of all shards after `life` was on record.
+    pub fn require(&self, life: u64, epochs: BTreeMap<usize, i32>) {
+        let mut inner = self.inner.write();
+        if inner.life == Some(life) {
+            inner.required = Some(epochs);
         }
+    }
+
+    /// Begins to take in what a coordinator tells: whether it may go on.
+    pub fn begin_telling(&self, telling: Telling) -> Result<(), Untold> {
+        let mut inner = self.inner.write();
+        inner.check(telling)?;
+        let told = inner.shards.entry(telling.shard).or_default();
+        told.epoch = telling.epoch;
+        if telling.whole && telling.first {
+            told.named = Some(HashSet::new());
+        }
+        Ok(())
+    }
+
+    /// A group of the shard. To be called between the beginning and the end of a telling.
+    pub fn tell_group(
+        &self,
+        telling: Telling,
+        group: &GroupId,
+        view: &View,
+        members: &[Member<'_>],
+    ) -> Result<(), Untold> {
+        let mut inner = self.inner.write();
+        inner.check(telling)?;
+        let told = inner.shards.entry(telling.shard).or_default();
+        if telling.whole
+            && let Some(named) = &mut told.named
+        {
+            named.insert(group.clone());
+        }
+        match members.is_empty() {
+            true => drop(told.groups.remove(group)),
+            false => drop(told.groups.insert(group.clone())),
+        }
+        inner.replace(group, view, members);
+        Ok(())
+    }
+
+    /// The end of a telling. After the last part of a whole one, groups that it did not name are gone.
+    pub fn end_telling(&self, telling: Telling) -> Result<(), Untold> {
+        let mut inner = self.inner.write();
+        inner.check(telling)?;
+        let told = inner.shards.entry(telling.shard).or_default();
+        if !(telling.whole && telling.last) {
+            return Ok(());
+        }
+        let Some(named) = told.named.take() else { return Ok(()) };
+        let gone: Vec<GroupId> = told.groups.extract_if(|group| !named.contains(group)).collect();
+        told.whole = Some(telling.epoch);
+        gone.iter().for_each(|group| inner.remove(group));
+        Ok(())
     }
 
     /// Every coordinator has told its views: from now on unmatched means "no group".
@@ -115,11 +209,27 @@ impl Views {
         self.known.store(true, Ordering::Release);
     }
 
+    /// Whether unmatched means "no group".
+    pub fn is_known(&self) -> bool {
+        let inner = self.inner.read();
+        match inner.life {
+            None => self.known.load(Ordering::Acquire),
+            Some(_) => inner.required.as_ref().is_some_and(|required| {
+                let told = |(shard, epoch): (&usize, &i32)| {
+                    inner.shards.get(shard).and_then(|told| told.whole).is_some_and(|whole| whole >= *epoch)
+                };
+                required.iter().all(told)
+            }),
+        }
+    }
+
     /// Who reads this partition over such a connection.
     pub fn find(&self, reader: Reader<'_>, topic: &TopicName, partition: PartitionIndex) -> Found {
+        // First: what makes everything known may bring this very reader.
+        let known = self.is_known();
         let candidates = self.candidates(reader, topic, partition);
         let Some(first) = candidates.first() else {
-            return if self.known.load(Ordering::Acquire) { Found::NoGroup } else { Found::Wait };
+            return if known { Found::NoGroup } else { Found::Wait };
         };
         let merged = View::merged(candidates.iter().map(|c| c.view.clone()));
         let mixed_up = matches!(merged, None | Some(View::AnyOf(_)));
@@ -142,7 +252,7 @@ impl Views {
 
     /// Says once that a client reads a topic with lanes without a group.
     pub fn tell_no_group(&self, client_id: &str, topic: &TopicName) {
-        if self.tell(Told::NoGroup(client_id.to_owned(), topic.clone())) {
+        if self.tell(Warned::NoGroup(client_id.to_owned(), topic.clone())) {
             tracing::warn!(
                 client_id, %topic,
                 "a consumer without a group reads a topic with lanes; it sees baseline records only"
@@ -153,9 +263,9 @@ impl Views {
     /// Pairs of groups whose readers cannot be told apart.
     pub fn ambiguous(&self) -> Vec<(GroupId, GroupId)> {
         let told = self.told.lock();
-        let pair = |t: &Told| match t {
-            Told::Ambiguous(a, b) => Some((a.clone(), b.clone())),
-            Told::NoGroup(..) => None,
+        let pair = |t: &Warned| match t {
+            Warned::Ambiguous(a, b) => Some((a.clone(), b.clone())),
+            Warned::NoGroup(..) => None,
         };
         told.iter().filter_map(pair).collect()
     }
@@ -163,9 +273,9 @@ impl Views {
     /// Client ids that read topics without a group, since the start.
     pub fn without_group(&self) -> Vec<(String, TopicName)> {
         let told = self.told.lock();
-        let reader = |t: &Told| match t {
-            Told::NoGroup(client_id, topic) => Some((client_id.clone(), topic.clone())),
-            Told::Ambiguous(..) => None,
+        let reader = |t: &Warned| match t {
+            Warned::NoGroup(client_id, topic) => Some((client_id.clone(), topic.clone())),
+            Warned::Ambiguous(..) => None,
         };
         told.iter().filter_map(reader).collect()
     }
@@ -191,7 +301,7 @@ impl Views {
 
     fn tell_ambiguous(&self, a: &GroupId, b: &GroupId, client_id: &str) {
         let (a, b) = if a < b { (a, b) } else { (b, a) };
-        if self.tell(Told::Ambiguous(a.clone(), b.clone())) {
+        if self.tell(Warned::Ambiguous(a.clone(), b.clone())) {
             tracing::warn!(
                 client_id, group = %a, other_group = %b,
                 "consumers of two groups cannot be told apart; give each consumer its own client.id"
@@ -199,7 +309,7 @@ impl Views {
         }
     }
 
-    fn tell(&self, what: Told) -> bool {
+    fn tell(&self, what: Warned) -> bool {
         let mut told = self.told.lock();
         told.len() < TOLD_MAX && told.insert(what)
     }
@@ -227,6 +337,36 @@ impl Candidate {
 }
 
 impl Inner {
+    fn check(&self, telling: Telling) -> Result<(), Untold> {
+        if self.life != Some(telling.life) {
+            return Err(Untold::OtherLife);
+        }
+        match self.shards.get(&telling.shard) {
+            Some(told) if told.epoch > telling.epoch => Err(Untold::OldEpoch),
+            _ => Ok(()),
+        }
+    }
+
+    fn replace(&mut self, group: &GroupId, view: &View, members: &[Member<'_>]) {
+        self.remove(group);
+        let mut places = Vec::new();
+        for member in members {
+            for (topic, partition) in member.partitions {
+                let reader = self.readers.entry(member.client_id.to_owned()).or_default();
+                reader.entry((topic.clone(), *partition)).or_default().push(Candidate {
+                    group: group.clone(),
+                    view: view.clone(),
+                    principal: member.principal.clone(),
+                    host: member.host.to_owned(),
+                });
+                places.push((member.client_id.to_owned(), topic.clone(), *partition));
+            }
+        }
+        if !places.is_empty() {
+            self.groups.insert(group.clone(), places);
+        }
+    }
+
     fn remove(&mut self, group: &GroupId) {
         for (client_id, topic, partition) in self.groups.remove(group).unwrap_or_default() {
             let Some(reader) = self.readers.get_mut(&client_id) else { continue };
@@ -339,5 +479,50 @@ mod tests {
         let cert = Principal::Certificate("somebody".into());
         let reader = Reader { client_id: "rdkafka", principal: &cert, host: "/1" };
         assert_eq!(views.find(reader, &share()[0].0, PartitionIndex(0)), Found::NoGroup);
+    }
+
+    fn telling(life: u64, epoch: i32, whole: bool) -> Telling {
+        Telling { life, shard: 0, epoch, whole, first: true, last: true }
+    }
+
+    fn tell(views: &Views, telling: Telling, names: &[&str]) -> Result<(), Untold> {
+        views.begin_telling(telling)?;
+        let partitions = share();
+        for name in names {
+            let principal = Some(Principal::Anonymous);
+            let member = Member { client_id: name, principal, host: "/1", partitions: &partitions };
+            views.tell_group(telling, &group(name), &View::Baseline(group(name)), &[member])?;
+        }
+        views.end_telling(telling)
+    }
+
+    #[test]
+    fn in_a_cluster_unmatched_means_no_group_once_each_shard_is_told_whole_in_this_life() {
+        let views = Views::default();
+        views.begin_life(1);
+        assert_eq!(find(&views, "stranger", "/1"), Found::Wait);
+        tell(&views, telling(1, 4, true), &["a", "b"]).unwrap();
+        assert_eq!(find(&views, "stranger", "/1"), Found::Wait, "how many shards there are is not known");
+        views.require(1, BTreeMap::from([(0, 4), (1, 0)]));
+        assert_eq!(find(&views, "stranger", "/1"), Found::Wait, "shard 1 has told nothing");
+        views.require(1, BTreeMap::from([(0, 4)]));
+        assert_eq!(find(&views, "stranger", "/1"), Found::NoGroup);
+        assert_eq!(find(&views, "a", "/1"), Found::View(View::Baseline(group("a"))));
+        // What a new coordinator does not name is gone; one that was replaced is not heard.
+        tell(&views, telling(1, 5, true), &["b"]).unwrap();
+        assert_eq!(find(&views, "a", "/1"), Found::NoGroup);
+        assert_eq!(tell(&views, telling(1, 4, false), &["a"]), Err(Untold::OldEpoch));
+        // Another life knows nothing, and takes nothing that was meant for the one before.
+        views.begin_life(2);
+        assert_eq!(find(&views, "b", "/1"), Found::Wait);
+        views.require(1, BTreeMap::new());
+        assert_eq!(find(&views, "b", "/1"), Found::Wait);
+        assert_eq!(tell(&views, telling(1, 5, true), &["b"]), Err(Untold::OtherLife));
+        views.require(2, BTreeMap::from([(0, 5)]));
+        assert_eq!(tell(&views, telling(2, 4, true), &["b"]), Err(Untold::OldEpoch));
+        tell(&views, telling(2, 5, false), &["b"]).unwrap();
+        assert_eq!(find(&views, "stranger", "/1"), Found::Wait, "a part of it is not all");
+        tell(&views, telling(2, 5, true), &["b"]).unwrap();
+        assert_eq!(find(&views, "stranger", "/1"), Found::NoGroup);
     }
 }

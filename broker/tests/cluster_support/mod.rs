@@ -12,23 +12,26 @@ use broker::service::{self, Stores};
 use broker_store::meta::{self, MetaFaults};
 use broker_store::{MetaStore, Remote, StorePath, remote};
 use chassis::ServiceHandle;
+use chassis::certs::CertificateDir;
+use chassis::tls::{ClientAuth, ClientTls};
 use kafka::batch::{Batch, Codec};
-use kafka::messages::create_topics_request::CreatableTopic;
+use kafka::messages::create_topics_request::{CreatableTopic, CreatableTopicConfig};
 use kafka::messages::delete_topics_request::DeleteTopicState;
 use kafka::messages::fetch_request::{FetchPartition, FetchTopic};
+use kafka::messages::incremental_alter_configs_request::{AlterConfigsResource, AlterableConfig};
 use kafka::messages::offset_commit_request::{OffsetCommitRequestPartition, OffsetCommitRequestTopic};
 use kafka::messages::offset_fetch_request::OffsetFetchRequestTopic;
 use kafka::messages::produce_request::{PartitionProduceData, TopicProduceData};
 use kafka::messages::{
-    CreateTopicsRequest, DeleteTopicsRequest, FetchRequest, InitProducerIdRequest, OffsetCommitRequest,
-    OffsetFetchRequest, ProduceRequest,
+    CreateTopicsRequest, DeleteTopicsRequest, FetchRequest, IncrementalAlterConfigsRequest,
+    InitProducerIdRequest, OffsetCommitRequest, OffsetFetchRequest, ProduceRequest,
 };
 use kafka::record::{BatchBuilder, Records, unpack};
 use kafka::{ErrorCode, Offset, ProducerEpoch, ProducerId, StrBytes, TimestampMs};
-use kafka_client::{Cluster, ConnectOptions, Connection, Endpoint};
+use kafka_client::{Cluster, ConnectOptions, Connection, Endpoint, Security};
 
-const PATIENCE: Duration = Duration::from_secs(60);
-const NAP: Duration = Duration::from_millis(20);
+pub const PATIENCE: Duration = Duration::from_secs(60);
+pub const NAP: Duration = Duration::from_millis(20);
 
 type Meta = meta::Flaky<meta::Memory>;
 
@@ -37,11 +40,16 @@ pub struct Nodes {
     meta: meta::Memory,
     nodes: Vec<Node>,
     names: usize,
+    /// Of the internal listeners; without it there are none.
+    certificates: Option<CertificateDir>,
+    _certificates: Option<tempfile::TempDir>,
 }
 
 struct Node {
     handle: ServiceHandle,
     endpoint: Endpoint,
+    internal: Option<Endpoint>,
+    control: String,
     id: i32,
     meta: Meta,
     _dir: tempfile::TempDir,
@@ -49,11 +57,26 @@ struct Node {
 
 impl Nodes {
     pub async fn start(count: usize) -> Nodes {
+        Nodes::start_each(count, None).await
+    }
+
+    /// The same with a listener for lane-routers at each of them.
+    pub async fn start_with_internal(count: usize) -> Nodes {
+        Nodes::start_each(count, Some(tempfile::tempdir().unwrap())).await
+    }
+
+    async fn start_each(count: usize, certificates: Option<tempfile::TempDir>) -> Nodes {
         // Shown with a failure only.
         let log = tracing_subscriber::fmt().with_test_writer().with_max_level(tracing::Level::INFO);
         let _ = log.try_init();
-        let mut nodes =
-            Nodes { remote: remote::Memory::new(), meta: meta::Memory::new(), nodes: Vec::new(), names: 0 };
+        let mut nodes = Nodes {
+            remote: remote::Memory::new(),
+            meta: meta::Memory::new(),
+            nodes: Vec::new(),
+            names: 0,
+            certificates: certificates.as_ref().map(|dir| CertificateDir::open(dir.path()).unwrap()),
+            _certificates: certificates,
+        };
         for _ in 0..count {
             nodes.add().await;
         }
@@ -65,6 +88,13 @@ impl Nodes {
         let dir = tempfile::tempdir().unwrap();
         let meta = meta::Flaky::new(self.meta.clone(), 1, MetaFaults::default());
         let listener = ListenerConfig { bind: "127.0.0.1:0".to_owned(), ..ListenerConfig::default() };
+        let internal = self.certificates.as_ref().map(|certificates| ListenerConfig {
+            name: "internal".to_owned(),
+            tls: Some(certificates.leaf("sealane-broker", &["127.0.0.1"]).unwrap()),
+            client_auth: ClientAuth::Required,
+            internal: true,
+            ..listener.clone()
+        });
         self.names += 1;
         let cluster = ClusterConfig {
             identity: format!("node-{}", self.names),
@@ -74,7 +104,7 @@ impl Nodes {
         };
         let config = Config {
             data_dir: dir.path().to_owned(),
-            listeners: vec![listener],
+            listeners: [listener].into_iter().chain(internal).collect(),
             control_bind: "127.0.0.1:0".to_owned(),
             http_bind: String::new(),
             cluster: Some(cluster),
@@ -84,8 +114,50 @@ impl Nodes {
         let handle = ServiceHandle::standalone("broker");
         let running = service::start_on(Stores::Cluster(stores), config, handle.clone()).await.unwrap();
         let endpoint = Endpoint::new("127.0.0.1", running.addresses[0].port());
+        let internal = running.addresses.get(1).map(|address| Endpoint::new("127.0.0.1", address.port()));
         let id = running.broker.identity.broker_id.0;
-        self.nodes.push(Node { handle, endpoint, id, meta, _dir: dir });
+        let control = running.broker.config.control_bind.clone();
+        self.nodes.push(Node { handle, endpoint, internal, control, id, meta, _dir: dir });
+    }
+
+    pub fn len(&self) -> usize {
+        self.nodes.len()
+    }
+
+    /// Where the node with this broker id is.
+    pub fn at(&self, id: i32) -> Option<usize> {
+        self.nodes.iter().position(|node| node.id == id)
+    }
+
+    pub fn id(&self, at: usize) -> i32 {
+        self.nodes[at].id
+    }
+
+    pub fn endpoint(&self, at: usize) -> Endpoint {
+        self.nodes[at].endpoint.clone()
+    }
+
+    pub async fn control(&self, at: usize) -> control::Client {
+        control::connect(&self.nodes[at].control, None).await.unwrap()
+    }
+
+    /// A client of a lane, as its lane-router forwards it; of no lane where it has no name.
+    pub fn client_as(&self, client_id: &str, lane: Option<&str>) -> Cluster {
+        let Some(lane) = lane else {
+            let bootstrap = self.nodes.iter().map(|node| node.endpoint.clone()).collect();
+            return Cluster::new(
+                bootstrap,
+                ConnectOptions { client_id: client_id.to_owned(), ..ConnectOptions::default() },
+            );
+        };
+        let files = self.certificates.as_ref().unwrap().leaf("sealane-lane-router", &[]).unwrap();
+        let config = ClientTls::client(&files, &[]).unwrap();
+        let options = ConnectOptions {
+            client_id: format!("{client_id}@{lane}#127.0.0.1"),
+            security: Security::Tls { config, server_name: None },
+            ..ConnectOptions::default()
+        };
+        Cluster::new(self.nodes.iter().filter_map(|node| node.internal.clone()).collect(), options)
     }
 
     pub async fn stop(mut self) {
@@ -152,11 +224,29 @@ impl Nodes {
     }
 
     pub async fn create_topic(&self, name: &str, partitions: i32) {
+        self.create_topic_with(name, partitions, &[]).await;
+    }
+
+    pub async fn create_topic_with(&self, name: &str, partitions: i32, configs: &[(&str, &str)]) {
+        let config = |(name, value): &(&str, &str)| {
+            CreatableTopicConfig::default().with_name(text(name)).with_value(Some(text(value)))
+        };
         let topic = CreatableTopic::default().with_name(text(name).into()).with_num_partitions(partitions);
-        let topic = topic.with_replication_factor(1);
+        let topic = topic.with_replication_factor(1).with_configs(configs.iter().map(config).collect());
         let request = CreateTopicsRequest::default().with_topics(vec![topic]).with_timeout_ms(10_000);
         let answer = self.connect(0).await.call(&request).await.unwrap();
         assert_eq!(answer.topics[0].error_code, 0, "{answer:?}");
+    }
+
+    /// Sets one value through one node; the code of the answer.
+    pub async fn alter_topic(&self, at: usize, name: &str, key: &str, value: &str) -> i16 {
+        let config = AlterableConfig::default().with_name(text(key)).with_value(Some(text(value)));
+        let resource = AlterConfigsResource::default()
+            .with_resource_type(2)
+            .with_resource_name(text(name))
+            .with_configs(vec![config]);
+        let request = IncrementalAlterConfigsRequest::default().with_resources(vec![resource]);
+        self.connect(at).await.call(&request).await.unwrap().responses[0].error_code
     }
 
     pub async fn delete_topic(&self, name: &str) {
@@ -457,12 +547,12 @@ impl Writer {
 }
 
 /// Producers whose last batch is of long ago are forgotten, as in Kafka.
-fn now() -> TimestampMs {
+pub fn now() -> TimestampMs {
     let since = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap();
     TimestampMs(since.as_millis() as i64)
 }
 
-fn is_retriable(code: i16) -> bool {
+pub fn is_retriable(code: i16) -> bool {
     ErrorCode::from_code(code).is_some_and(kafka_client::is_retriable)
         || code == ErrorCode::KafkaStorageError.code()
 }
@@ -476,6 +566,6 @@ pub async fn eventually(what: &str, holds: impl AsyncFn() -> bool) {
     }
 }
 
-fn text(text: &str) -> StrBytes {
+pub fn text(text: &str) -> StrBytes {
     StrBytes::from_string(text.to_owned())
 }

@@ -184,6 +184,18 @@ impl<P: Ord + Clone> CutKeeper<P> {
         of_lane.flat_map(|(_, e)| e.values()).any(|e| e.open || e.activating || e.deactivating)
     }
 
+    /// Something of (group, lane) is held, open or under way.
+    pub fn busy(&self, group: &GroupId, lane: &Lane) -> bool {
+        let entries = self.entries.get(&(group.clone(), lane.clone())).into_iter().flatten();
+        entries.into_iter().any(|(_, e)| e.assigned || e.open || e.activating || e.deactivating)
+    }
+
+    /// Something of (group, lane) in this partition is held, open or under way.
+    pub fn knows(&self, group: &GroupId, lane: &Lane, partition: &P) -> bool {
+        let entries = self.entries.get(&(group.clone(), lane.clone()));
+        entries.is_some_and(|entries| entries.contains_key(partition))
+    }
+
     /// Another coordinator has taken over: nothing more is asked.
     pub fn is_fenced(&self) -> bool {
         self.fenced

@@ -1,6 +1,6 @@
 //! A model of lanes in motion: lanes come, leave, crash; cuts are late and overtaken; the coordinator
-//! and the owners of partitions are replaced at any step; the baseline lags and rewinds; the log start
-//! moves. One seed per run, printed when it fails (`SEALANE_SEED` runs one again).
+//! and the owners of partitions are replaced at any step, also a coordinator that does not notice and goes
+//! on by what it knew; the baseline lags and rewinds; the log start moves. One seed per run, printed when it fails (`SEALANE_SEED` runs one again).
 //!
 //! Checked: each record is processed by exactly one side, the one that the log says; a record appended
 //! while a lane was served its assignment is the lane's. Each twin switches one mechanism off and must
@@ -153,6 +153,10 @@ struct World {
     partitions: Vec<Partition>,
     keeper: CutKeeper<usize>,
     epoch: i32,
+    /// A coordinator that was replaced and has not noticed.
+    former: Option<(i32, CutKeeper<usize>)>,
+    /// Cuts of a former coordinator that an owner took.
+    former_cuts: usize,
     /// What each lane's members hold.
     held: BTreeMap<Lane, BTreeSet<usize>>,
     /// Whether the coordinator has answered with that assignment.
@@ -174,6 +178,8 @@ impl World {
             partitions: (0..PARTITIONS).map(|_| Partition::new()).collect(),
             keeper: CutKeeper::new(1, GRACE),
             epoch: 1,
+            former: None,
+            former_cuts: 0,
             held: BTreeMap::new(),
             served: BTreeSet::new(),
             asks: Vec::new(),
@@ -187,6 +193,7 @@ impl World {
         self.now += self.rng.below(4) as u64;
         let due = self.keeper.tick(self.now);
         self.asks.extend(due);
+        self.act_of_old();
         match self.rng.below(20) {
             0..=6 => self.produce(),
             7..=8 => self.deliver(),
@@ -246,10 +253,24 @@ impl World {
         }
         let at = self.rng.below(self.answers.len());
         let (epoch, ask, answer) = self.answers.swap_remove(at);
-        if epoch == self.epoch {
-            let Cut { group, lane, .. } = &ask.cut;
-            let more = self.keeper.answered(group, lane, &ask.partition, ask.kind, answer, self.now);
-            self.asks.extend(more);
+        let keeper = match &mut self.former {
+            _ if epoch == self.epoch => &mut self.keeper,
+            Some((former, keeper)) if epoch == *former => {
+                self.former_cuts += usize::from(matches!(answer, CutAnswer::Done(_)));
+                keeper
+            }
+            _ => return,
+        };
+        let Cut { group, lane, .. } = &ask.cut;
+        let more = keeper.answered(group, lane, &ask.partition, ask.kind, answer, self.now);
+        self.asks.extend(more);
+    }
+
+    /// What a coordinator does that was replaced: its deadlines pass, and it asks again for what failed. It
+    /// learns of no other assignment, because it cannot make one durable any more.
+    fn act_of_old(&mut self) {
+        if let Some((_, keeper)) = &mut self.former {
+            self.asks.extend(keeper.tick(self.now));
         }
     }
 
@@ -361,8 +382,10 @@ impl World {
     /// A new coordinator loads: it learns the markers from the owners and what the members hold. Members
     /// go on with what they were served before.
     fn replace_coordinator(&mut self) {
+        let keeper = CutKeeper::new(self.epoch + 1, GRACE);
+        let former = std::mem::replace(&mut self.keeper, keeper);
+        self.former = self.rng.one_in(2).then_some((self.epoch, former));
         self.epoch += 1;
-        self.keeper = CutKeeper::new(self.epoch, GRACE);
         self.list();
         for (lane, held) in self.held.clone() {
             let asks = self.keeper.assign(&self.group, &lane, &held, false, self.now);
@@ -388,6 +411,7 @@ impl World {
 
     /// Every lane is deployed for good and everybody reads to the end.
     fn settle(&mut self) {
+        self.former = None;
         for lane in self.lanes.clone() {
             self.hold(lane, (0..PARTITIONS).collect(), false);
         }
@@ -459,13 +483,14 @@ fn owners(partition: &Partition) -> impl Fn(usize, &RecordLane) -> Side + use<> 
     }
 }
 
-fn run(seed: u64, twin: Twin) -> Result<usize, String> {
+/// Records that lanes owned, and cuts that owners took of coordinators that had been replaced.
+fn run(seed: u64, twin: Twin) -> Result<(usize, usize), String> {
     let mut world = World::new(seed, twin);
     for _ in 0..STEPS {
         world.step();
     }
     world.settle();
-    world.check()
+    Ok((world.check()?, world.former_cuts))
 }
 
 fn seeds() -> Vec<u64> {
@@ -477,15 +502,18 @@ fn seeds() -> Vec<u64> {
 
 #[test]
 fn each_record_is_processed_by_exactly_the_side_that_owns_it() {
-    let mut at_stake = 0;
+    let (mut at_stake, mut of_old) = (0, 0);
     for seed in seeds() {
         match run(seed, Twin::Whole) {
-            Ok(owned_by_lanes) => at_stake += owned_by_lanes,
+            Ok((owned_by_lanes, former_cuts)) => {
+                at_stake += owned_by_lanes;
+                of_old += former_cuts;
+            }
             Err(why) => panic!("seed {seed}: {why}"),
         }
     }
-    println!("{at_stake} records were owned by lanes");
-    assert!(at_stake > 0);
+    println!("{at_stake} records were owned by lanes; {of_old} cuts of replaced coordinators were taken");
+    assert!(at_stake > 0 && of_old > 0);
 }
 
 fn must_fail(twin: Twin) {
