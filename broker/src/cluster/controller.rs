@@ -111,7 +111,8 @@ impl Controller {
             let key = assignment_key(topic);
             let value = serde_json::to_vec(&object).map_err(|error| MetaError::Corrupt(error.to_string()))?;
             match self.meta.put_guarded(&key, value, expected, (CONTROLLER, office)).await {
-                Ok(_) | Err(MetaError::Conflict { .. }) => {}
+                Ok(_) => tracing::debug!(topic = object.topic, "what changes of a topic's owners is written"),
+                Err(MetaError::Conflict { .. }) => {}
                 Err(error) => return Err(error),
             }
         }

@@ -4,12 +4,14 @@
 //! A record is changed only by whoever it names, under the epoch that it names, guarded by the life's
 //! registration. A heir that could not record what it read forgets it again.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
+use std::time::Duration;
 
 use broker_store::shared::{Inheritance, Shared};
 use broker_store::{Life, MetaError, MetaStore, Remote, SegmentStore, StoreError, StorePath};
 use kafka::{LeaderEpoch, PartitionIndex, TopicId};
+use tokio::time::Instant;
 
 use super::View;
 use super::member::{Living, Member, Taking, json};
@@ -27,30 +29,71 @@ impl Member {
             let record = view.partition(*topic, *index);
             let to = record.filter(|record| record.epoch == open.epoch.0).and_then(|record| record.moving_to);
             if let Some(to) = to {
-                leaving.push((*topic, *index, to));
+                leaving.push((*topic, *index, Some(to)));
             }
         }
         let mut all = true;
-        for (topic, index, to) in leaving {
-            all &= self.hand_one_over(living, topic, index, Some(to)).await?;
+        for some in leaving.chunks(RELEASED_AT_ONCE) {
+            all &= self.hand_some_over(living, some).await?;
         }
         Ok(all)
     }
 
-    /// Everything of the partition goes into objects, then the record names the next owner (`None`: whom
-    /// the controller chooses). From the moment it is closed clients are told to look again.
-    async fn hand_one_over(
+    /// Everything of these partitions goes into objects, then the records name the next owners (`None`: whom
+    /// the controller chooses). From the moment one is closed clients are told to look again.
+    async fn hand_some_over(
         &self,
         living: &mut Living,
-        topic: TopicId,
-        index: i32,
-        to: Option<i32>,
+        leaving: &[(TopicId, i32, Option<i32>)],
     ) -> Result<bool, MetaError> {
-        let Some(open) = living.owned.get(&(topic, index)).cloned() else { return Ok(true) };
-        self.stop_serving(&open);
-        let (shared, remote, partition) = (living.shared.clone(), self.stores.remote.clone(), open.clone());
-        let name = manifest_name(topic, index, open.epoch);
-        let object = name.clone();
+        let mut releases = Vec::new();
+        for (topic, index, to) in leaving {
+            let Some(open) = living.owned.get(&(*topic, *index)).cloned() else { continue };
+            self.stop_serving(&open);
+            releases.push(self.release(living.shared.clone(), open, *to));
+        }
+        let mut all = true;
+        let mut by_topic: BTreeMap<TopicId, Vec<(Arc<Partition>, Option<i32>)>> = BTreeMap::new();
+        for released in futures_util::future::join_all(releases).await {
+            match released {
+                Some((open, to)) => by_topic.entry(open.topic_id).or_default().push((open, to)),
+                None => all = false,
+            }
+        }
+        for (topic, partitions) in by_topic {
+            let wanted: Vec<_> = partitions.iter().map(|(open, _)| (open.index.0, open.epoch)).collect();
+            let next: BTreeMap<i32, Option<i32>> =
+                partitions.iter().map(|(open, to)| (open.index.0, *to)).collect();
+            let moved = |index: i32, record: &mut PartitionObject| {
+                let manifest = manifest_name(topic, index, LeaderEpoch(record.epoch));
+                record.owner = next.get(&index).copied().flatten();
+                record.epoch += 1;
+                record.lives.clear();
+                record.manifest = Some(manifest.to_string());
+                record.moving_to = None;
+                record.taken = false;
+            };
+            self.record(living, topic, &wanted, moved).await?;
+            for (open, to) in partitions {
+                tracing::debug!(partition = %open, to, "a partition is handed over");
+                living.owned.remove(&(topic, open.index.0));
+                // Where the record was not ours to change any more, the heir reads this life's log. It is
+                // forgotten only when the record says that nobody will.
+                living.bequeathed.insert((topic, open.index.0), open);
+            }
+        }
+        Ok(all)
+    }
+
+    /// Brings a partition into objects and writes its manifest. Nothing if that has to be tried again.
+    async fn release(
+        &self,
+        shared: Arc<Shared>,
+        open: Arc<Partition>,
+        to: Option<i32>,
+    ) -> Option<(Arc<Partition>, Option<i32>)> {
+        let (remote, partition) = (self.stores.remote.clone(), open.clone());
+        let object = manifest_name(open.topic_id, open.index.0, open.epoch);
         let released = waiting::blocking(move || {
             partition.release(clock::now());
             let manifest = shared.release(partition.directory())?;
@@ -60,28 +103,13 @@ impl Member {
                 Err(error) => Err(error),
             }
         });
-        match released.await {
-            Some(Ok(())) => {}
-            Some(Err(error)) => {
+        match released.await? {
+            Ok(()) => Some((open, to)),
+            Err(error) => {
                 tracing::warn!(partition = %open, %error, "a partition cannot be handed over yet");
-                return Ok(false);
+                None
             }
-            None => return Ok(false),
         }
-        let moved = |record: &mut PartitionObject| {
-            record.owner = to;
-            record.epoch += 1;
-            record.lives.clear();
-            record.manifest = Some(name.to_string());
-            record.moving_to = None;
-            record.taken = false;
-        };
-        self.record(living, topic, &[(index, open.epoch)], moved).await?;
-        living.owned.remove(&(topic, index));
-        // Where the record was not ours to change any more, the heir reads this life's log. It is forgotten
-        // only when the record says that nobody will.
-        living.bequeathed.insert((topic, index), open);
-        Ok(true)
     }
 
     /// Reads what former owners left, opens it, records it, serves it.
@@ -134,7 +162,7 @@ impl Member {
         let mut failed = None;
         for (topic, partitions) in by_topic {
             let wanted: Vec<_> = partitions.iter().map(|open| (open.index.0, open.epoch)).collect();
-            let taken = |record: &mut PartitionObject| {
+            let taken = |_: i32, record: &mut PartitionObject| {
                 record.lives = vec![life.clone()];
                 record.manifest = None;
                 record.taken = true;
@@ -146,6 +174,10 @@ impl Member {
                 failed = failed.or(recorded.err());
                 continue;
             };
+            if let Some(first) = partitions.first() {
+                let (topic, count) = (&first.topic, recorded.len());
+                tracing::info!(%topic, partitions = count, "partitions are taken over and served here");
+            }
             for open in partitions {
                 if recorded.contains(&open.index.0) {
                     living.shared.confirm(std::slice::from_ref(open.directory()));
@@ -193,7 +225,7 @@ impl Member {
         living: &Living,
         topic: TopicId,
         wanted: &[(i32, LeaderEpoch)],
-        change: impl Fn(&mut PartitionObject),
+        change: impl Fn(i32, &mut PartitionObject),
     ) -> Result<Vec<i32>, MetaError> {
         let key = assignment_key(topic);
         let guard = (living.registered.0.as_str(), living.registered.1);
@@ -208,7 +240,7 @@ impl Member {
                     record.owner == Some(living.life.broker) && record.epoch == epoch.0
                 };
                 if let Some(record) = record.filter(mine) {
-                    change(record);
+                    change(*index, record);
                     changed.push(*index);
                 }
             }
@@ -223,20 +255,30 @@ impl Member {
         }
     }
 
-    /// At a stop: everything into objects, so that heirs need not read this life's log.
+    /// At a stop: everything into objects, so that heirs need not read this life's log. What that takes too
+    /// long for they read all the same.
     pub(super) async fn hand_back(&self, living: &mut Living) {
-        let owned: Vec<_> = living.owned.keys().copied().collect();
-        for (topic, index) in owned {
-            match self.hand_one_over(living, topic, index, None).await {
-                Ok(_) => {}
-                Err(error) => {
-                    tracing::warn!(%error, "the rest is taken over from this broker's log");
-                    return;
-                }
+        let owned: Vec<_> = living.owned.keys().map(|(topic, index)| (*topic, *index, None)).collect();
+        let end = Instant::now() + HAND_BACK_MAX;
+        for some in owned.chunks(RELEASED_AT_ONCE) {
+            let handed = match end > Instant::now() {
+                true => self.hand_some_over(living, some).await.map_err(|error| error.to_string()),
+                false => Err(format!("not done within {HAND_BACK_MAX:?}")),
+            };
+            if let Err(reason) = handed {
+                let left = living.owned.len();
+                tracing::warn!(left, reason, "the rest is taken over from this broker's log");
+                return;
             }
         }
     }
 }
+
+/// Partitions that are brought into objects side by side. All of one group are without an owner until the last of
+/// them is ready.
+const RELEASED_AT_ONCE: usize = 16;
+/// Well below what a service has to stop.
+const HAND_BACK_MAX: Duration = Duration::from_secs(12);
 
 /// Largest manifest.
 const MANIFEST_BYTES_MAX: usize = 64 << 20;

@@ -201,6 +201,10 @@ pub(super) fn settle(run: &mut Run<'_>, struck: &Struck) -> Result<()> {
         Fault::Kill | Fault::KillController => {
             let times = run.writers.until_first_after(&struck.partitions, moment)?;
             run.row.add_kill(&times);
+            if std::env::var_os("SEALANE_SOAK_KEEP").is_some() {
+                let ago = moment.elapsed();
+                println!("kill of {victim}, {ago:?} ago; {:?} after {times:?}", struck.partitions);
+            }
             run.cluster.wait(victim)?;
             run.away.remove(&victim);
             Ok(())
