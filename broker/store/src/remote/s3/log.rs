@@ -31,7 +31,7 @@ const FENCE_MAGIC: &[u8; 4] = b"SLF1";
 const FENCE_LEN: usize = 4 + 4 + 4 + 8 + 8 + 1;
 const ENDED: u8 = 1;
 const FORGOTTEN: u8 = 2;
-/// Blocks that are read at once: a log of many small ones is read as fast as the answers come, not one after the other. and their bytes: small ones cost a round trip each.
+/// Blocks that are read at once, and their bytes: small ones cost a round trip each.
 const READ_AHEAD: u64 = 32;
 const READ_AHEAD_BYTES: u64 = 32 << 20;
 /// How far ahead of a writer a wall is put, for a start: about as many blocks as are written meanwhile.
