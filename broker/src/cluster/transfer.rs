@@ -185,6 +185,7 @@ impl Member {
                         remove_manifest(&self.stores.remote, manifest);
                     }
                     living.owned.insert((topic, open.index.0), open.clone());
+                    self.broker.judge_as_set(&open).await;
                     self.broker.serve_partition(open);
                 } else {
                     open.close();
