@@ -65,25 +65,32 @@ pub async fn start(config: Config, service: ServiceHandle) -> Result<Running, St
     start_on(stores, config, service).await
 }
 
+type Identified = (Arc<dyn SegmentStore>, Arc<dyn MetaStore>, Identity, Option<Joining>);
+
+/// Who this broker is on its stores, and what it joins.
+async fn identified(stores: Stores, config: &Config) -> Result<Identified, StartError> {
+    match stores {
+        Stores::Own(store, meta) => {
+            let identity = Identity::load(&*meta, &config.region).await?;
+            Ok((store, meta, identity, None))
+        }
+        Stores::Cluster(stores) => {
+            let meta = stores.meta.clone();
+            let joining = Joining::prepare(config, stores).await?;
+            // Partitions bring the store of the life that took them over.
+            let store: Arc<dyn SegmentStore> = Arc::new(segment::Memory::new());
+            Ok((store, meta, joining.identity.clone(), Some(joining)))
+        }
+    }
+}
+
 /// The same on stores that are open already.
 pub async fn start_on(
     stores: Stores,
     mut config: Config,
     service: ServiceHandle,
 ) -> Result<Running, StartError> {
-    let (store, meta, identity, joining) = match stores {
-        Stores::Own(store, meta) => {
-            let identity = Identity::load(&*meta, &config.region).await?;
-            (store, meta, identity, None)
-        }
-        Stores::Cluster(stores) => {
-            let meta = stores.meta.clone();
-            let joining = Joining::prepare(&config, stores).await?;
-            // Partitions bring the store of the life that took them over.
-            let store: Arc<dyn SegmentStore> = Arc::new(segment::Memory::new());
-            (store, meta, joining.identity.clone(), Some(joining))
-        }
-    };
+    let (store, meta, identity, joining) = identified(stores, &config).await?;
     let mut bound = Vec::new();
     for listener in &config.listeners {
         bound.push(BoundListener::bind(listener).await?);
