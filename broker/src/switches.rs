@@ -61,6 +61,21 @@ pub fn stale_cuts() -> bool {
     FAULTS.iter().any(|name| name == "stale-cut")
 }
 
+/// Members get their assignment before every broker knows whom it is to be shown to.
+pub fn view_acks_off() -> bool {
+    off("view-acks")
+}
+
+/// A broker believes that it knows all readers though its present life has not been told.
+pub fn view_lives_off() -> bool {
+    off("view-lives")
+}
+
+/// Brokers are told who reads what half a second late.
+pub fn late_views() -> bool {
+    FAULTS.iter().any(|name| name == "late-views")
+}
+
 /// Lane records are shown to every reader.
 pub fn view_filter_off() -> bool {
     off("view-filter")

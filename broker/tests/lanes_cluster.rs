@@ -24,6 +24,7 @@ use support::{Nodes, eventually};
 const TOPIC: &str = "orders";
 const PARTITIONS: i32 = 3;
 const LEAKED: &str = "a record of a PPE lane was shown outside of it";
+const WRONG_SIDE: &str = "was processed by (baseline, lane, PPE lane)";
 const STRAYED: &str = "records that were produced while the lane was deployed were not processed by it";
 
 async fn create_lane(nodes: &Nodes, at: usize, name: &str) {
@@ -50,6 +51,7 @@ async fn each_record_is_processed_by_one_side_whatever_moves() {
         producers.lane_is_deployed(true);
         producers.until_more(30).await;
         disturb(&mut nodes, round).await;
+        watch.looks_at(&nodes);
         producers.until_more(60).await;
         watch.check();
         producers.lane_is_deployed(false);
@@ -78,9 +80,14 @@ async fn disturb(nodes: &mut Nodes, round: usize) {
     match round {
         // The owner of a partition, or the coordinator of the lane's group, loses its life.
         0 => nodes.lose_lease(owner).await,
-        1 | 4 => {
+        1 => {
             let id = lanes::coordinator_of(nodes, "g@boe-a").await;
             nodes.lose_lease(nodes.at(id).unwrap()).await;
+        }
+        4 => {
+            let id = lanes::coordinator_of(nodes, "g@boe-a").await;
+            nodes.kill(nodes.at(id).unwrap()).await;
+            nodes.add().await;
         }
         2 => {
             let to = (0..nodes.len()).map(|at| nodes.id(at)).find(|id| !leaders[..1].contains(id)).unwrap();
@@ -93,7 +100,10 @@ async fn disturb(nodes: &mut Nodes, round: usize) {
             nodes.stop_one(owner).await;
             nodes.add().await;
         }
-        _ => nodes.lose_lease((owner + 1) % nodes.len()).await,
+        _ => {
+            nodes.kill(owner).await;
+            nodes.add().await;
+        }
     }
 }
 
@@ -161,21 +171,48 @@ async fn lanes_are_switched_in_every_log_or_in_none() {
     nodes.stop().await;
 }
 
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_assignment_waits_for_a_broker_that_is_alive_and_cannot_be_told() {
+    let nodes = Nodes::start(2).await;
+    nodes.create_topic_with(TOPIC, PARTITIONS, &[("sealane.lanes", "true")]).await;
+    nodes.pretend_broker(true).await;
+    let reader = Reader::start(&nodes, "base", "g", None, TOPIC, PARTITIONS);
+    reader.until_put_off().await;
+    assert!(!reader.is_assigned(), "not while somebody may take it for a reader without a group");
+    nodes.pretend_broker(false).await;
+    reader.until_assigned().await;
+    reader.end(true).await;
+    nodes.stop().await;
+}
+
+const EACH: &str = "each_record_is_processed_by_one_side_whatever_moves";
+
 #[test]
 fn twin_without_the_view_filter_a_ppe_record_is_shown_outside() {
-    let told = lanes::twin("each_record_is_processed_by_one_side_whatever_moves", "view-filter", "");
+    let told = lanes::twin(EACH, "view-filter", "");
     assert!(told.contains(LEAKED), "{told}");
 }
 
 #[test]
 fn twin_without_comparing_cuts_a_deployed_lane_loses_records_to_the_baseline() {
-    let test = "each_record_is_processed_by_one_side_whatever_moves";
-    let told = lanes::twin(test, "compare-and-append", "stale-cut");
+    let told = lanes::twin(EACH, "compare-and-append", "stale-cut");
     assert!(told.contains(STRAYED), "{told}");
 }
 
-/// With cuts compared, those of a coordinator of before are refused.
 #[test]
-fn cuts_of_a_coordinator_of_before_change_nothing() {
-    lanes::run_again("each_record_is_processed_by_one_side_whatever_moves", "", "stale-cut").unwrap();
+fn twin_without_waiting_for_every_broker_a_member_is_taken_for_a_stranger() {
+    let told = lanes::twin(EACH, "view-acks", "late-views");
+    assert!(told.contains(WRONG_SIDE), "{told}");
+}
+
+#[test]
+fn twin_where_a_new_life_believes_what_the_last_one_knew_a_member_is_taken_for_a_stranger() {
+    let told = lanes::twin(EACH, "view-lives", "late-views");
+    assert!(told.contains(WRONG_SIDE), "{told}");
+}
+
+/// With cuts compared and views acknowledged, a coordinator of before and brokers that hear late change nothing.
+#[test]
+fn old_cuts_and_late_views_change_nothing() {
+    lanes::run_again(EACH, "", "stale-cut,late-views").unwrap();
 }

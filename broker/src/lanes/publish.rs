@@ -20,6 +20,7 @@ use tokio_util::sync::CancellationToken;
 use super::cuts::READY_MAX;
 use crate::coordinator::ShardId;
 use crate::peers::{GroupWords, Peers, Tell, Told};
+use crate::switches;
 
 /// Tells the shards of this broker to the others.
 pub struct Publisher {
@@ -69,6 +70,8 @@ struct Parcel {
 
 /// Between two tries to tell a broker.
 const RETRY: Duration = Duration::from_millis(200);
+/// How late a test may want it.
+const LATE: Duration = Duration::from_millis(500);
 /// Between two looks whether the view has come up to the store.
 const LOOK_AGAIN: Duration = Duration::from_millis(50);
 
@@ -157,6 +160,9 @@ impl Publisher {
 
     /// `None`: not yet.
     fn outcome(&self, id: ShardId, seq: u64) -> Option<Result<(), ErrorCode>> {
+        if switches::view_acks_off() {
+            return Some(Ok(()));
+        }
         let others = self.peers.others();
         let mut inner = self.inner.lock();
         let Some(shard) = inner.shard_mut(id) else { return Some(Err(ErrorCode::NotCoordinator)) };
@@ -256,6 +262,9 @@ impl Publisher {
                 whole: parcel.whole,
                 groups: parcel.groups.iter().map(|words| (**words).clone()).collect(),
             };
+            if switches::late_views() {
+                tokio::time::sleep(LATE).await;
+            }
             match self.peers.tell_views(broker, tell).await {
                 Ok(Told::Taken) => {
                     let upto = Upto { epoch: parcel.id.epoch, seq: parcel.upto };

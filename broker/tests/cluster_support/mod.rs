@@ -171,6 +171,24 @@ impl Nodes {
         node.handle.drain(Duration::from_secs(30)).await.unwrap();
     }
 
+    /// It ends in the middle of whatever it does.
+    pub async fn kill(&mut self, at: usize) {
+        let node = self.nodes.remove(at);
+        let _ = node.handle.drain(Duration::ZERO).await;
+    }
+
+    /// Somebody who is alive, owns nothing, and answers nobody; none again.
+    pub async fn pretend_broker(&self, is_there: bool) {
+        let key = "brokers/99";
+        if is_there {
+            let object = br#"{"life":1,"listeners":{},"control":"127.0.0.1:1","roles":[]}"#;
+            self.meta.put_if(key, object.to_vec(), None).await.unwrap();
+        } else {
+            let (_, version) = self.meta.get(key).await.unwrap().unwrap();
+            self.meta.delete_if(key, version).await.unwrap();
+        }
+    }
+
     /// The lease is gone, and its holder learns it at once.
     pub async fn lose_lease(&self, at: usize) {
         self.nodes[at].meta.lose_leases();

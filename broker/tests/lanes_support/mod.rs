@@ -22,13 +22,13 @@ use kafka::messages::{
 };
 use kafka::record::{BatchBuilder, Records, unpack};
 use kafka::{ErrorCode, Offset, ProducerEpoch, ProducerId, StrBytes};
-use kafka_client::{Cluster, ConnectOptions, Connection};
+use kafka_client::{Cluster, ConnectOptions, Connection, Endpoint};
 use parking_lot::Mutex;
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
 
 use super::support::{NAP, Nodes, PATIENCE, eventually, is_retriable, now, text};
-use super::{LEAKED, STRAYED};
+use super::{LEAKED, STRAYED, WRONG_SIDE};
 
 /// What one fetch of a partition showed.
 struct Shown {
@@ -86,6 +86,8 @@ enum Mode {
 pub struct Reader {
     mode: watch::Sender<Mode>,
     assigned: watch::Receiver<u64>,
+    /// Assignments that were taken back before they were told.
+    put_off: watch::Receiver<u64>,
     /// Passes in which it stood at the end of every partition.
     at_end: watch::Receiver<u64>,
     task: JoinHandle<BTreeSet<String>>,
@@ -99,6 +101,7 @@ struct Reading {
     partitions: i32,
     mode: watch::Receiver<Mode>,
     assigned: watch::Sender<u64>,
+    put_off: watch::Sender<u64>,
     at_end: watch::Sender<u64>,
     seen: BTreeSet<String>,
     member: StrBytes,
@@ -116,6 +119,7 @@ impl Reader {
     ) -> Reader {
         let (mode, follow) = watch::channel(Mode::Reads);
         let (assigned, is_assigned) = watch::channel(0);
+        let (put_off, is_put_off) = watch::channel(0);
         let (at_end, is_at_end) = watch::channel(0);
         let reading = Reading {
             client: nodes.client_as(client_id, lane),
@@ -125,16 +129,26 @@ impl Reader {
             partitions,
             mode: follow,
             assigned,
+            put_off,
             at_end,
             seen: BTreeSet::new(),
             member: StrBytes::default(),
             generation: -1,
         };
-        Reader { mode, assigned: is_assigned, at_end: is_at_end, task: tokio::spawn(reading.run()) }
+        let task = tokio::spawn(reading.run());
+        Reader { mode, assigned: is_assigned, put_off: is_put_off, at_end: is_at_end, task }
+    }
+
+    pub fn is_assigned(&self) -> bool {
+        *self.assigned.borrow() > 0
+    }
+
+    pub async fn until_put_off(&self) {
+        eventually("its assignment is put off", async || *self.put_off.borrow() > 0).await;
     }
 
     pub async fn until_assigned(&self) {
-        eventually("it is assigned its partitions", async || *self.assigned.borrow() > 0).await;
+        eventually("it is assigned its partitions", async || self.is_assigned()).await;
     }
 
     /// Until it has stood at the end of everything after this was asked.
@@ -214,6 +228,9 @@ impl Reading {
             .with_generation_id(self.generation)
             .with_assignments(vec![share]);
         let synced = coordinator.call_at(3, &request).await.ok()?;
+        if synced.error_code == ErrorCode::RebalanceInProgress.code() {
+            self.put_off.send_modify(|n| *n += 1);
+        }
         (synced.error_code == 0).then_some(())
     }
 
@@ -495,7 +512,7 @@ impl Sent {
                 "boe-a" => sides == [true, false, false] || sides == [false, true, false],
                 _ => sides == [true, false, false],
             };
-            assert!(right, "{value} was processed by (baseline, lane, PPE lane) {sides:?}");
+            assert!(right, "{value} {WRONG_SIDE} {sides:?}");
         }
         let known = |value: &&String| !self.records.contains_key(*value);
         let more = base.iter().chain(lane).chain(ppe).filter(known).count();
@@ -505,6 +522,7 @@ impl Sent {
 
 /// Reads every partition at every broker over plain connections, with and without a name that a group knows.
 pub struct Watch {
+    endpoints: Arc<Mutex<Vec<Endpoint>>>,
     stop: Arc<AtomicBool>,
     leaked: Arc<Mutex<BTreeSet<String>>>,
     task: JoinHandle<u64>,
@@ -514,11 +532,13 @@ impl Watch {
     pub fn start(nodes: &Nodes, topic: &str, partitions: i32) -> Watch {
         let stop = Arc::new(AtomicBool::new(false));
         let leaked: Arc<Mutex<BTreeSet<String>>> = Arc::default();
-        let endpoints: Vec<_> = (0..nodes.len()).map(|at| nodes.endpoint(at)).collect();
+        let endpoints: Arc<Mutex<Vec<Endpoint>>> = Arc::default();
+        let looked_at = endpoints.clone();
         let (topic, stopping, found) = (topic.to_owned(), stop.clone(), Arc::clone(&leaked));
         let task = tokio::spawn(async move {
             let mut looks = 0;
             while !stopping.load(Ordering::SeqCst) {
+                let endpoints = looked_at.lock().clone();
                 for (endpoint, client_id) in
                     endpoints.iter().flat_map(|endpoint| [(endpoint, "base"), (endpoint, "stranger")])
                 {
@@ -542,7 +562,14 @@ impl Watch {
             }
             looks
         });
-        Watch { stop, leaked, task }
+        let watch = Watch { endpoints, stop, leaked, task };
+        watch.looks_at(nodes);
+        watch
+    }
+
+    /// The brokers have changed.
+    pub fn looks_at(&self, nodes: &Nodes) {
+        *self.endpoints.lock() = (0..nodes.len()).map(|at| nodes.endpoint(at)).collect();
     }
 
     pub fn check(&self) {
