@@ -35,6 +35,10 @@ sim seeds="100000":
     cargo test --release -p broker-store --lib --no-run
     .ci/sim {{seeds}}
 
+# The simulation of a whole cluster, from its controller to the shared log, by these seeds.
+sim-cluster from="0" to="10000":
+    SEALANE_CLUSTER_SEEDS={{from}}..{{to}} cargo test --release -p broker --lib cluster::sim::whatever -- --nocapture
+
 # The stores of a cluster and brokers that share them, on real etcd, S3 and HDFS.
 test-cluster *args:
     cargo test --workspace --features cluster --lib --test cluster --test cluster_faults {{args}}

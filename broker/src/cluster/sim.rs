@@ -35,7 +35,7 @@ const STEPS: usize = 80;
 /// Until everything must work again after that, each at least a tenth of a second.
 const MENDING_MAX: usize = 3_000;
 
-/// CPU seconds of seeds in the ordinary run; `SEALANE_SIM_SEEDS` (`from..to`) runs these instead.
+/// CPU seconds of seeds in the ordinary run; `SEALANE_CLUSTER_SEEDS` (`from..to`) runs these instead.
 const ORDINARY: Duration = Duration::from_secs(15);
 
 #[test]
@@ -67,9 +67,9 @@ enum Seeds {
 
 impl Seeds {
     fn chosen() -> Seeds {
-        match std::env::var("SEALANE_SIM_SEEDS") {
+        match std::env::var("SEALANE_CLUSTER_SEEDS") {
             Ok(asked) => {
-                let (from, to) = asked.split_once("..").expect("SEALANE_SIM_SEEDS is FROM..TO");
+                let (from, to) = asked.split_once("..").expect("SEALANE_CLUSTER_SEEDS is FROM..TO");
                 Seeds::Range(from.parse().unwrap()..to.parse().unwrap())
             }
             Err(_) => Seeds::Until { next: 0, end: Instant::now() + ORDINARY },
