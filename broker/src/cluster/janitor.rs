@@ -9,6 +9,7 @@ use std::convert::Infallible;
 use std::sync::Arc;
 use std::time::Duration;
 
+use broker_store::shared::leftovers;
 use broker_store::{Item, Life, MetaError, MetaStore, Remote, StoreError, StorePath};
 use kafka::TopicId;
 use tokio::time::MissedTickBehavior;
@@ -49,7 +50,7 @@ impl Janitor {
     /// Looks once. What fails is left for the next time.
     pub async fn look(&mut self) -> Result<Swept, MetaError> {
         let remote = self.remote.clone();
-        let lives = blocking(move || remote.lives()).await?;
+        let lives = blocking(move || leftovers::lives(&*remote)).await?;
         let over = self.over(lives).await?;
         // Read after the registrations.
         let assignments = self.assignments().await?;
@@ -58,7 +59,10 @@ impl Janitor {
         let mut swept = Swept::default();
         for life in over.into_iter().filter(|life| !needed.contains(&life.to_string())) {
             let remote = self.remote.clone();
-            blocking(move || forget(&*remote, life)).await?;
+            // Packs that others still need are removed later.
+            if !blocking(move || leftovers::forget(&*remote, life)).await? {
+                continue;
+            }
             tracing::info!(%life, "the log of a life that is over was removed");
             self.absent.remove(&life);
             swept.lives += 1;
@@ -178,19 +182,6 @@ fn is_over(name: &str, path: &str, object: &AssignmentObject) -> bool {
     let (Ok(index), Ok(epoch)) = (index.parse::<usize>(), epoch.parse::<i32>()) else { return false };
     let Some(record) = object.partitions.get(index) else { return false };
     record.taken && record.epoch > epoch && record.manifest.as_deref() != Some(path)
-}
-
-/// Ends a life, so that a writer that does not know can add nothing, and removes its log.
-fn forget(remote: &dyn Remote, life: Life) -> Result<(), StoreError> {
-    let mut has_ended = false;
-    let ended = remote.end(life, &mut |_| {
-        has_ended = true;
-        Err(StoreError::NotFound)
-    });
-    match ended {
-        Err(error) if !has_ended => Err(error),
-        _ => remote.forget(life),
-    }
 }
 
 async fn blocking<T: Send + 'static>(

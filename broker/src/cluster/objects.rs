@@ -62,7 +62,8 @@ pub struct PartitionObject {
     pub owner: Option<i32>,
     /// Grows with every change of the owner and of the owner's life: the leader epoch of Kafka.
     pub epoch: i32,
-    /// The lives whose logs hold what is not in the manifest, oldest first.
+    /// The lives whose logs hold what is not in the manifest, oldest first; beside a manifest the one that
+    /// left it, whose packs it may refer to.
     #[serde(default)]
     pub lives: Vec<String>,
     /// The object that the last owner left when it handed the partition over.

@@ -64,11 +64,13 @@ impl Member {
             let wanted: Vec<_> = partitions.iter().map(|(open, _)| (open.index.0, open.epoch)).collect();
             let next: BTreeMap<i32, Option<i32>> =
                 partitions.iter().map(|(open, to)| (open.index.0, *to)).collect();
+            let life = living.life.to_string();
             let moved = |index: i32, record: &mut PartitionObject| {
                 let manifest = manifest_name(topic, index, LeaderEpoch(record.epoch));
                 record.owner = next.get(&index).copied().flatten();
                 record.epoch += 1;
-                record.lives.clear();
+                // Until the heir is on record: what the manifest refers to may be in packs of this life.
+                record.lives = vec![life.clone()];
                 record.manifest = Some(manifest.to_string());
                 record.moving_to = None;
                 record.taken = false;
