@@ -41,7 +41,7 @@ sim-cluster from="0" to="10000":
 
 # The stores of a cluster and brokers that share them, on real etcd, S3 and HDFS.
 test-cluster *args:
-    cargo test --workspace --features cluster --lib --test cluster --test cluster_faults {{args}}
+    cargo test --workspace --features cluster --lib --test cluster --test cluster_faults --test cluster_mirror {{args}}
 
 # A cluster on etcd and a store (s3 or hdfs) hurt by COUNT seeds FROM one; rows add up in docs/benchmarks.
 soak-cluster store="s3" from="1" count="20":

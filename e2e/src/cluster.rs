@@ -4,6 +4,7 @@
 //! are in `cluster/lines.rs` (a real client) and `cluster/writers.rs` (our own, which remember every promise).
 
 mod lines;
+mod linked;
 mod writers;
 
 use std::collections::BTreeMap;
@@ -18,6 +19,7 @@ use serde_json::Value;
 use tempfile::TempDir;
 
 pub use lines::{Along, Found, Lines, judge, judge_lines, read};
+pub use linked::{Linked, Side};
 pub use writers::{Directory, Promises, Writers};
 
 use crate::clients::PATIENCE;
@@ -53,6 +55,8 @@ pub struct Cluster {
     /// Beside or instead of those, of one broker.
     own_settings: BTreeMap<(u16, String), String>,
     environment: BTreeMap<String, String>,
+    /// Lines of the internal listeners' `tls`; without them there are none.
+    internal_tls: Option<String>,
 }
 
 /// What all logs held at some moment; [`Cluster::log_since`] tells what came later.
@@ -102,6 +106,7 @@ impl Cluster {
             settings: BTreeMap::new(),
             own_settings: BTreeMap::new(),
             environment: BTreeMap::new(),
+            internal_tls: None,
         };
         cluster.set("name", "\"test\"");
         cluster.set("lease_ms", "3000");
@@ -153,6 +158,11 @@ impl Cluster {
 
     pub fn unset_environment(&mut self, name: &str) {
         self.environment.remove(name);
+    }
+
+    /// Gives brokers that start from now on an internal listener, five ports above the plain one.
+    pub fn listen_internally(&mut self, tls: &str) {
+        self.internal_tls = Some(tls.to_owned());
     }
 
     /// Starts brokers side by side, which serve when this returns.
@@ -367,13 +377,21 @@ impl Cluster {
         let own = self.own_settings.iter().filter(|((of, _), _)| *of == broker);
         settings.extend(own.map(|((_, key), value)| (key.clone(), value.clone())));
         let settings: String = settings.iter().map(|(key, value)| format!("{key} = {value}\n")).collect();
+        let internal = self.internal_tls.as_ref().map(|tls| {
+            format!(
+                "[[listeners]]\nname = \"internal\"\nbind = \"127.0.0.1:{}\"\nclient_auth = \"required\"\n\
+                 internal = true\n[listeners.tls]\n{tls}",
+                port + 5
+            )
+        });
         format!(
             "data_dir = {:?}\nregion = \"east\"\ncontrol_bind = \"127.0.0.1:{}\"\nhttp_bind = \"127.0.0.1:{}\"\n\
-             [[listeners]]\nname = \"plain\"\nbind = \"127.0.0.1:{port}\"\n\
+             [[listeners]]\nname = \"plain\"\nbind = \"127.0.0.1:{port}\"\n{}\
              [cluster]\n{settings}",
             self.dir.path().join(format!("data-{broker}")),
             port + 2,
             port + 3,
+            internal.unwrap_or_default(),
         )
     }
 }

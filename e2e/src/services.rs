@@ -309,7 +309,7 @@ pub(crate) fn stop(mut child: Child) -> Result<()> {
 }
 
 /// Lets a `sealane local` make an authority and the certificates of every role in `dir`.
-fn make_certificates(dir: &Path, port_base: u16) -> Result<()> {
+pub(crate) fn make_certificates(dir: &Path, port_base: u16) -> Result<()> {
     let output = dir.with_extension("output");
     let mut command = Command::new(binary()?);
     command

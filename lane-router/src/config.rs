@@ -5,14 +5,17 @@ use chassis::tls::{ClientAuth, TlsFiles};
 chassis::config! {
     /// A lane-router: the entry of a lane's workloads.
     pub struct Config {
-        /// Address of the internal listener of a broker of this region, `HOST:PORT`.
+        /// Addresses of the internal listeners of brokers of this region, `HOST:PORT` with commas between.
+        /// One that answers is enough: it tells where the others are.
         pub broker: String = "127.0.0.1:9097".to_owned(),
-        /// Name that the broker's certificate must carry; the host of `broker` when not set.
+        /// Name that the certificate of every broker must carry; the host of each broker's address when
+        /// not set.
         pub broker_server_name: Option<String>,
         /// Certificate, key and authorities towards the broker and the control service. The common name
         /// of the certificate must be `sealane-lane-router`.
         pub tls: TlsFiles => nested,
-        /// Address of the control service, `HOST:PORT`: it tells which lanes there are.
+        /// Addresses of the control service, `HOST:PORT` with commas between: it tells which lanes there
+        /// are. Any broker of a cluster does; one that answers is enough.
         pub control: String = "127.0.0.1:9094".to_owned(),
         /// Whether the control service is reached by TLS; it must be unless it is on this machine.
         pub control_tls: bool = false,
@@ -34,6 +37,10 @@ chassis::config! {
         /// Host that clients are told to connect to. If it is wrong, clients reach the bootstrap address
         /// and then nothing else.
         pub advertised_host: String = "127.0.0.1".to_owned(),
+        /// Where a region has several brokers, clients reach broker N of it at the port of their lane, or
+        /// of the shared listener, plus N times this: choose it larger than the range of the lanes' ports,
+        /// and let clients reach these ports too.
+        pub broker_port_step: u16 = 1000,
         /// Address of /healthz, /readyz and /metrics; empty for none.
         pub http_bind: String = String::new(),
         /// Most client connections at once; each has one connection to the broker.

@@ -53,6 +53,11 @@ impl Directory {
         fresh
     }
 
+    /// Every lane.
+    pub fn all(&self) -> Vec<(String, Served)> {
+        self.lanes.read().iter().map(|(name, served)| (name.clone(), served.clone())).collect()
+    }
+
     pub fn find(&self, lane: &str) -> Option<Served> {
         self.lanes.read().get(lane).cloned()
     }

@@ -39,7 +39,10 @@ pub fn answer(place: Place<'_>, version: i16, body: Bytes) -> Result<Bytes, Box<
     if message.node_endpoints.is_empty() {
         return Ok(body);
     }
-    message.node_endpoints.iter_mut().for_each(|node| place.put(&mut node.host, &mut node.port));
+    message
+        .node_endpoints
+        .iter_mut()
+        .for_each(|node| place.put(node.node_id, &mut node.host, &mut node.port));
     Ok(cold::encoded(&message, version)?)
 }
 
@@ -79,6 +82,7 @@ mod tests {
     use kafka::{BatchBuilder, Offset, StrBytes, TimestampMs};
 
     use super::*;
+    use crate::brokers::Ports;
 
     fn lane() -> Lane {
         Lane::parse("boe-cart").unwrap()
@@ -128,7 +132,7 @@ mod tests {
     #[test]
     fn an_answer_names_no_address_but_the_routers() {
         let lane = lane();
-        let place = Place { lane: &lane, host: "router", port: 7000 };
+        let place = Place { lane: &lane, host: "router", ports: Ports::alone(7000) };
         let node = NodeEndpoint::default().with_node_id(BrokerId(1)).with_host(text("inner")).with_port(9097);
         for version in 10..=12 {
             let quiet = cold::encoded(&ProduceResponse::default(), version).unwrap();

@@ -5,7 +5,7 @@
 
 use bytes::Bytes;
 use kafka::messages::{
-    ApiVersionsResponse, DeleteGroupsRequest, DeleteGroupsResponse, DescribeClusterResponse,
+    ApiVersionsResponse, BrokerId, DeleteGroupsRequest, DeleteGroupsResponse, DescribeClusterResponse,
     DescribeGroupsRequest, DescribeGroupsResponse, FindCoordinatorRequest, FindCoordinatorResponse, GroupId,
     HeartbeatRequest, InitProducerIdRequest, JoinGroupRequest, LeaveGroupRequest, ListGroupsResponse,
     MetadataResponse, OffsetCommitRequest, OffsetDeleteRequest, OffsetFetchRequest, OffsetFetchResponse,
@@ -14,15 +14,17 @@ use kafka::messages::{
 use kafka::{ErrorCode, RequestHeader, StrBytes, api, cold};
 use lane_core::Lane;
 
+use crate::brokers::Ports;
 use crate::produce;
 
 /// What a connection is to its client.
 #[derive(Clone, Copy, Debug)]
 pub struct Place<'a> {
     pub lane: &'a Lane,
-    /// The address that the client reached.
+    /// The host that the client reached.
     pub host: &'a str,
-    pub port: u16,
+    /// Where it reaches each broker.
+    pub ports: Ports,
 }
 
 /// What becomes of a request.
@@ -193,23 +195,25 @@ pub fn answer(
         Some(Rule::Produce) => produce::answer(place, version, body),
         Some(Rule::Metadata) => {
             let mut message: MetadataResponse = cold::decode_any_size(version, body)?;
-            message.brokers.iter_mut().for_each(|b| place.put(&mut b.host, &mut b.port));
+            let place = place.among(message.brokers.len());
+            message.brokers.iter_mut().for_each(|b| place.put(b.node_id, &mut b.host, &mut b.port));
             Ok(cold::encoded(&message, version)?)
         }
         Some(Rule::DescribeCluster) => {
             let mut message: DescribeClusterResponse = cold::decode_any_size(version, body)?;
-            message.brokers.iter_mut().for_each(|b| place.put(&mut b.host, &mut b.port));
+            let place = place.among(message.brokers.len());
+            message.brokers.iter_mut().for_each(|b| place.put(b.broker_id, &mut b.host, &mut b.port));
             Ok(cold::encoded(&message, version)?)
         }
         Some(Rule::FindCoordinator) => {
             let mut message: FindCoordinatorResponse = cold::decode_any_size(version, body)?;
             if version < 4 && message.error_code == ErrorCode::None.code() {
-                place.put(&mut message.host, &mut message.port);
+                place.put(message.node_id, &mut message.host, &mut message.port);
             }
             for found in &mut message.coordinators {
                 unsuffix(lane, &mut found.key);
                 if found.error_code == ErrorCode::None.code() {
-                    place.put(&mut found.host, &mut found.port);
+                    place.put(found.node_id, &mut found.host, &mut found.port);
                 }
             }
             Ok(cold::encoded(&message, version)?)
@@ -253,10 +257,16 @@ pub fn api_versions(version: i16, body: Bytes) -> Result<Bytes, Box<dyn std::err
 }
 
 impl Place<'_> {
-    /// Writes the router's address over a broker's.
-    pub fn put(&self, host: &mut StrBytes, port: &mut i32) {
+    /// Writes the address of a broker at this router over its own.
+    pub fn put(&self, broker: BrokerId, host: &mut StrBytes, port: &mut i32) {
         *host = StrBytes::from_string(self.host.to_owned());
-        *port = i32::from(self.port);
+        *port = self.ports.of(broker.0);
+    }
+
+    /// The same, as an answer says that names so many brokers.
+    fn among(self, brokers: usize) -> Self {
+        let ports = if brokers > 1 { self.ports.of_cluster() } else { self.ports };
+        Place { ports, ..self }
     }
 }
 
@@ -283,13 +293,14 @@ mod tests {
     use kafka::messages::offset_fetch_request::OffsetFetchRequestGroup;
 
     use super::*;
+    use crate::brokers::Brokers;
 
     fn lane() -> Lane {
         Lane::parse("boe-cart").unwrap()
     }
 
     fn place(lane: &Lane) -> Place<'_> {
-        Place { lane, host: "router", port: 7000 }
+        Place { lane, host: "router", ports: Ports::alone(7000) }
     }
 
     fn header(api_key: i16, api_version: i16) -> RequestHeader {
@@ -351,6 +362,27 @@ mod tests {
         let told: FindCoordinatorResponse = cold::decode_any_size(4, body).unwrap();
         let found = &told.coordinators[0];
         assert_eq!((&*found.key, &*found.host, found.port), ("g", "router", 7000));
+    }
+
+    #[test]
+    fn each_broker_of_a_cluster_has_a_port_of_its_own() {
+        let (lane, brokers) = (lane(), Brokers::new(1000));
+        let place = || Place { lane: &lane, host: "router", ports: brokers.ports(7000) };
+        let broker = |id: i32| {
+            let broker = MetadataResponseBroker::default().with_node_id(BrokerId(id));
+            broker.with_host(text("inner")).with_port(9097)
+        };
+        // The router need not have heard before its client does.
+        let told = MetadataResponse::default().with_brokers(vec![broker(1), broker(3)]);
+        let body = answer(place(), 3, 9, cold::encoded(&told, 9).unwrap()).unwrap();
+        let told: MetadataResponse = cold::decode_any_size(9, body).unwrap();
+        let ports: Vec<i32> = told.brokers.iter().map(|broker| broker.port).collect();
+        assert_eq!(ports, [8000, 10_000]);
+        brokers.replace([(1, String::new()), (3, String::new())].into());
+        let told = FindCoordinatorResponse::default().with_node_id(BrokerId(3)).with_host(text("inner"));
+        let body = answer(place(), 10, 3, cold::encoded(&told, 3).unwrap()).unwrap();
+        let told: FindCoordinatorResponse = cold::decode_any_size(3, body).unwrap();
+        assert_eq!((&*told.host, told.port), ("router", 10_000));
     }
 
     #[test]

@@ -56,9 +56,13 @@ impl Secured {
         let address = listener.local_addr().unwrap();
         let service = ServiceHandle::standalone("lane-router");
         let mut router = Router::new(config, &service, address).unwrap();
-        Arc::get_mut(&mut router).unwrap().upstream = upstream;
+        let of_router = Arc::get_mut(&mut router).unwrap();
+        of_router.upstream = upstream.with(of_router.brokers.clone());
         let accepting = router.clone();
-        tokio::spawn(async move { accepting.accept(listener, None, CancellationToken::new()).await });
+        tokio::spawn(async move {
+            let purpose = Purpose { lane: None, base: address.port(), broker: None };
+            accepting.accept(listener, purpose, CancellationToken::new()).await
+        });
         Secured { router, client_ids, certificates, ca, shared: address.port() }
     }
 
@@ -166,6 +170,41 @@ async fn clients_are_told_the_host_name_that_keeps_them_in_their_lane_and_cut_of
     assert!(matches!(of_a.read(&mut [0]).await, Ok(0) | Err(_)), "its lane has gone");
     assert!(told(&mut of_b).await.is_ok());
     secured.client_ids.close();
+}
+
+#[tokio::test]
+async fn each_broker_of_a_cluster_is_reached_at_a_port_of_its_own_in_every_lane() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut secured = Secured::start(dir.path(), |config| config.broker_port_step = 7).await;
+    let (other, mut ids_of_other) = broker(&dir.path().join("broker")).await;
+    let address = |upstream: &Upstream| upstream.bootstrap()[0].to_string();
+    let known = [(1, address(&secured.router.upstream)), (4, address(&other))];
+    secured.router.brokers.replace(known.into());
+    let lane_port = free_port();
+    secured.serve(&[("boe-a", lane_port)]).await;
+    secured.router.lead_to_brokers().await;
+    let failures: Vec<_> =
+        secured.router.leading.lock().values().filter_map(|leading| leading.failure.clone()).collect();
+    assert!(failures.is_empty(), "a port was taken meanwhile: {failures:?}");
+    for (base, client_id, forwarded) in
+        [(lane_port, "me", "me@boe-a"), (secured.shared, "it@boe-a", "it@boe-a")]
+    {
+        let mut to_first = secured.connect(base + 7, PLAIN_HOST, None).await.unwrap();
+        ask(&mut to_first, 1, 4, 1, client_id, &[0; 20]).await;
+        let heard = secured.client_ids.recv().await.unwrap();
+        assert_eq!(heard.split('#').next(), Some(forwarded));
+        let mut to_other = secured.connect(base + 28, PLAIN_HOST, None).await.unwrap();
+        ask(&mut to_other, 1, 4, 1, client_id, &[0; 20]).await;
+        let heard = ids_of_other.recv().await.unwrap();
+        assert_eq!(heard.split('#').next(), Some(forwarded));
+        assert!(secured.client_ids.try_recv().is_err(), "it went to one broker alone");
+    }
+    // A broker that goes takes its listeners along, and a lane its own.
+    secured.router.brokers.replace([(4, address(&other))].into());
+    secured.serve(&[]).await;
+    secured.router.lead_to_brokers().await;
+    let left: Vec<_> = secured.router.leading.lock().keys().cloned().collect();
+    assert_eq!(left, [(None, 4)]);
 }
 
 #[tokio::test]

@@ -15,6 +15,7 @@ use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, BufReader};
 use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 
+use crate::brokers::Brokers;
 use crate::directory::{Directory, Unknown};
 use crate::entry::{self, Entry, EntryError};
 use crate::rewrite::{self, Place, Plan, Request};
@@ -25,9 +26,11 @@ pub struct Session {
     pub entry: Entry,
     pub directory: Arc<Directory>,
     pub upstream: Upstream,
-    /// The address that the client reached, as it is told to clients.
+    /// The host that the client reached, as it is told to clients.
     pub host: String,
+    /// The port of the lane, or the shared one, from which those of brokers are counted.
     pub port: u16,
+    pub brokers: Arc<Brokers>,
     /// Tells clients apart that call themselves the same.
     pub unique: String,
     pub request_bytes_max: usize,
@@ -173,7 +176,7 @@ impl Session {
     }
 
     fn place<'a>(&'a self, lane: &'a Lane) -> Place<'a> {
-        Place { lane, host: &self.host, port: self.port }
+        Place { lane, host: &self.host, ports: self.brokers.ports(self.port) }
     }
 
     /// Sends the client what it waits for, in order, until nobody asks any more.

@@ -32,7 +32,9 @@ pub(crate) async fn broker(dir: &std::path::Path) -> (Upstream, mpsc::UnboundedR
             tokio::spawn(answer_all(stream, seen.clone()));
         }
     });
-    let upstream = Upstream::new(&address, None, ClientTls::client(&client, &[]).unwrap()).unwrap();
+    let upstream =
+        Upstream::new(&address, None, ClientTls::client(&client, &[]).unwrap(), Arc::new(Brokers::new(0)));
+    let upstream = upstream.unwrap();
     (upstream, client_ids)
 }
 
@@ -76,6 +78,7 @@ async fn connect(
         upstream,
         host: "router".to_owned(),
         port: 7,
+        brokers: Arc::new(Brokers::new(0)),
         unique: "10.0.0.1".to_owned(),
         request_bytes_max: 1 << 20,
         stop: CancellationToken::new(),

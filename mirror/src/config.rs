@@ -7,9 +7,11 @@ use chassis::tls::TlsFiles;
 chassis::config! {
     /// A mirror.
     pub struct Config {
-        /// Address of the internal listener of a broker of this region, `HOST:PORT`.
+        /// Addresses of the internal listeners of brokers of this region, `HOST:PORT` with commas between.
+        /// One that answers is enough: it tells where the others are, and who owns which partition.
         pub broker: String = "127.0.0.1:9097".to_owned(),
-        /// Name that the broker's certificate must carry; the host of `broker` when not set.
+        /// Name that the certificate of every broker must carry; the host of each broker's address when
+        /// not set.
         pub broker_server_name: Option<String>,
         /// Certificate, key and authorities towards the broker, and towards peers unless `link_tls`
         /// is set. The common name of the certificate must be `sealane-mirror`.

@@ -292,6 +292,16 @@ impl Link {
         self.frames.extend(refusal);
     }
 
+    /// What is read for this subscription next is read elsewhere: the log there must hold what was sent.
+    pub fn prove_again(&mut self, sub: Sub) {
+        self.send.prove_again(sub);
+    }
+
+    /// Whether the peer wants anything under this subscription.
+    pub fn is_wanted(&self, sub: Sub) -> bool {
+        self.send.is_wanted(sub)
+    }
+
     /// The data streams, in the order in which they are to be asked for units now.
     pub fn turn(&mut self, now: Now) -> impl Iterator<Item = usize> + use<> {
         self.send.turn(now)

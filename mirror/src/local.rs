@@ -1,8 +1,8 @@
-//! The brokers of the own region, as a mirror asks them: private APIs, and topic administration.
+//! A broker of the own region, as a mirror asks it: private APIs, and topic administration.
 //!
 //! One `Local` is one connection. Requests go out in the order of the calls and the broker starts
-//! them in that order, so a position read after an append sees it. A connection that fails is not
-//! mended here: who uses it starts again from the vectors.
+//! them in that order. A connection that fails is not mended here. What only the owner of a partition
+//! answers is `owners` and `append`.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -17,18 +17,18 @@ use kafka::messages::incremental_alter_configs_request::{
     AlterConfigsResource, AlterableConfig, IncrementalAlterConfigsRequest,
 };
 use kafka::private::{
-    self, AppendRequest, LinksAnswer, LinksRequest, Message, Note, NotesAnswer, NotesRequest,
-    PartitionVector, ReportAnswer, ReportRequest, TopicInfo, TopicsAnswer, TopicsRequest, VectorsAnswer,
-    VectorsRequest,
+    self, LinksAnswer, LinksRequest, Message, Note, NotesAnswer, NotesRequest, ReportAnswer, ReportRequest,
+    TopicInfo, TopicsAnswer, TopicsRequest,
 };
 use kafka::wire::WireError;
-use kafka::{ErrorCode, PartitionIndex, StrBytes, TopicId, TopicName};
-use kafka_client::{Answer, ClientError, ConnectOptions, Connection, Endpoint, Security};
+use kafka::{ErrorCode, StrBytes, TopicId, TopicName};
+use kafka_client::{Answer, ClientError, Cluster, ConnectOptions, Connection, Endpoint, Security};
 
-/// How to reach a broker of the own region.
+/// How to reach the brokers of the own region.
 #[derive(Clone)]
 pub struct Target {
-    pub endpoint: Endpoint,
+    /// One that answers is enough.
+    pub bootstrap: Vec<Endpoint>,
     pub tls: Arc<ClientTls>,
     pub server_name: Option<String>,
 }
@@ -45,35 +45,49 @@ pub enum LocalError {
     Client(#[from] ClientError),
     #[error("the region's own broker answered what cannot be read: {0}")]
     Wire(#[from] WireError),
+    #[error("the region's own brokers do not answer")]
+    Silent,
     #[error("the region's own broker refused {api}: {code:?}")]
     Refused { api: &'static str, code: ErrorCode },
 }
 
-impl Local {
-    pub async fn connect(target: &Target) -> Result<Local, LocalError> {
+impl Target {
+    /// The brokers, none of them connected yet.
+    pub fn cluster(&self) -> Cluster {
         let options = ConnectOptions {
             client_id: "sealane-mirror".to_owned(),
-            security: Security::Tls { config: target.tls.clone(), server_name: target.server_name.clone() },
-            connect_timeout: Duration::from_secs(5),
+            security: Security::Tls { config: self.tls.clone(), server_name: self.server_name.clone() },
+            connect_timeout: Duration::from_secs(4),
             request_timeout: REQUEST,
             tls_read_bytes: TLS_READ_BYTES,
             ..ConnectOptions::default()
         };
-        Ok(Local { connection: Connection::connect(&target.endpoint, &options).await? })
+        Cluster::new(self.bootstrap.clone(), options)
+    }
+}
+
+impl LocalError {
+    /// The broker that was asked is at fault, and another may answer.
+    pub fn is_of_one_broker(&self) -> bool {
+        match self {
+            LocalError::Client(error) => error.is_retriable(),
+            LocalError::Refused { code, .. } => kafka_client::is_retriable(*code),
+            LocalError::Wire(_) | LocalError::Silent => false,
+        }
+    }
+}
+
+impl Local {
+    pub fn on(connection: Connection) -> Local {
+        Local { connection }
     }
 
-    /// Sends a request of a private key; see [`read`] for its answer.
-    pub async fn start(&self, key: i16, request: &impl Message) -> Result<Answer, LocalError> {
-        Ok(self.connection.start(key, private::VERSION, vec![request.encode()]).await?)
-    }
-
-    /// As [`Self::start`], without a copy of the batches.
-    pub async fn start_append(&self, request: &AppendRequest) -> Result<Answer, LocalError> {
-        Ok(self.connection.start(private::MIRROR_APPEND, private::VERSION, request.pieces()).await?)
+    pub fn is_closed(&self) -> bool {
+        self.connection.is_closed()
     }
 
     async fn ask<A: Message>(&self, key: i16, request: &impl Message) -> Result<A, LocalError> {
-        read(key, self.start(key, request).await?).await
+        read(key, start(&self.connection, key, request).await?).await
     }
 
     /// The topics of this region, if they are others than at `since`.
@@ -84,18 +98,6 @@ impl Local {
     /// The policies of this region's links, if they are others than at `since`.
     pub async fn links(&self, since: u64) -> Result<LinksAnswer, LocalError> {
         self.ask(private::MIRROR_LINKS, &LinksRequest { since }).await
-    }
-
-    pub async fn vectors(
-        &self,
-        partitions: Vec<(TopicName, PartitionIndex)>,
-    ) -> Result<Vec<PartitionVector>, LocalError> {
-        let asked = partitions.len();
-        let answer: VectorsAnswer = self.ask(private::MIRROR_VECTORS, &VectorsRequest { partitions }).await?;
-        if answer.partitions.len() != asked {
-            return Err(LocalError::Wire(WireError::Value("partitions")));
-        }
-        Ok(answer.partitions)
     }
 
     pub async fn report(&self, report: &ReportRequest) -> Result<(), LocalError> {
@@ -182,7 +184,12 @@ impl Local {
     }
 }
 
-/// Waits for the answer to [`Local::start`].
+/// Sends a request of a private key; see [`read`] for its answer.
+pub async fn start(connection: &Connection, key: i16, request: &impl Message) -> Result<Answer, LocalError> {
+    Ok(connection.start(key, private::VERSION, vec![request.encode()]).await?)
+}
+
+/// Waits for the answer to [`start`].
 pub async fn read<A: Message>(key: i16, answer: Answer) -> Result<A, LocalError> {
     let bytes: Bytes = answer.received().await?;
     // Every private answer begins with an error code.

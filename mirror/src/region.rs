@@ -7,12 +7,15 @@ use std::time::{Duration, Instant};
 
 use kafka::private::{LinkPolicy, LinksAnswer, TopicInfo};
 use kafka::{RegionId, RegionName, TopicName};
+use kafka_client::Cluster;
+use parking_lot::Mutex;
 use tokio::sync::watch;
+use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
 
 use crate::link::Now;
-use crate::local::{Local, LocalError, Target};
+use crate::local::{Local, LocalError};
 
 /// The topics of the region at one moment. Cheap to clone.
 #[derive(Clone, Debug)]
@@ -43,9 +46,36 @@ impl Policies {
     pub fn of(&self, peer: &RegionName) -> LinkPolicy {
         self.stored.get(peer).cloned().unwrap_or_default()
     }
+}
 
-    fn learned(answer: LinksAnswer) -> Option<Policies> {
-        Some(Policies { stored: Arc::new(answer.links?.into_iter().collect()) })
+/// Takes over what brokers say of the policies. Of two it believes the one that knows more: an old
+/// policy must not come back because another broker is slow to hear.
+#[derive(Clone)]
+pub struct PolicyBook {
+    /// The generation that was taken over last.
+    taken: Arc<Mutex<u64>>,
+    policies: watch::Sender<Policies>,
+}
+
+impl PolicyBook {
+    /// What to ask a broker for: what is later than this.
+    pub fn since(&self) -> u64 {
+        *self.taken.lock()
+    }
+
+    pub fn learn(&self, answer: LinksAnswer) {
+        let mut taken = self.taken.lock();
+        if let Some(links) = answer.links
+            && answer.generation > *taken
+        {
+            *taken = answer.generation;
+            self.policies.send_replace(Policies { stored: Arc::new(links.into_iter().collect()) });
+        }
+    }
+
+    /// A broker that is alone may have been put back to an older day, and counts anew.
+    fn begin_anew(&self) {
+        *self.taken.lock() = 0;
     }
 }
 
@@ -62,11 +92,11 @@ pub fn now() -> Now {
     Now(u64::try_from(START.elapsed().as_millis()).unwrap_or(u64::MAX))
 }
 
-/// Waits for the region's broker, then follows it until `stop`. `None` when stopped before.
-pub async fn learn(target: Target, stop: CancellationToken) -> Option<(Followed, Follower)> {
+/// Waits for the region's brokers, then follows them until `stop`. `None` when stopped before.
+pub async fn learn(cluster: Cluster, stop: CancellationToken) -> Option<(Followed, Follower)> {
     let mut said = String::new();
     loop {
-        match Follower::first(&target).await {
+        match Follower::first(&cluster).await {
             Ok((followed, follower)) => {
                 let topics = followed.topics.borrow().clone();
                 info!(region = %topics.name, id = %topics.region, "mirror of this region");
@@ -75,7 +105,7 @@ pub async fn learn(target: Target, stop: CancellationToken) -> Option<(Followed,
             Err(error) => {
                 let text = error.to_string();
                 if text != said {
-                    warn!("waiting for the region's broker: {text}");
+                    warn!("waiting for the region's brokers: {text}");
                     said = text;
                 }
             }
@@ -84,21 +114,20 @@ pub async fn learn(target: Target, stop: CancellationToken) -> Option<(Followed,
     }
 }
 
-/// Asks for changes, again and again.
+/// Asks one broker for changes, again and again; another when that one is gone.
 pub struct Follower {
-    target: Target,
+    cluster: Cluster,
     local: Option<Local>,
-    /// Of topics, and of policies.
-    generations: (u64, u64),
+    /// As the broker that is asked counts them.
+    generation: u64,
     topics: watch::Sender<Topics>,
-    policies: watch::Sender<Policies>,
+    pub policies: PolicyBook,
 }
 
 impl Follower {
-    async fn first(target: &Target) -> Result<(Followed, Follower), LocalError> {
-        let local = Local::connect(target).await?;
+    async fn first(cluster: &Cluster) -> Result<(Followed, Follower), LocalError> {
+        let local = Local::on(cluster.any().await?);
         let (mine, links) = (local.topics(0).await?, local.links(0).await?);
-        let generations = (mine.generation, links.generation);
         let by_name = by_name(mine.topics.unwrap_or_default());
         let (topics, topics_out) =
             watch::channel(Topics { region: mine.region, name: mine.region_name, by_name });
@@ -106,14 +135,16 @@ impl Follower {
         let stored = links.links.unwrap_or_default().into_iter().collect();
         let (policies, policies_out) = watch::channel(Policies { stored: Arc::new(stored) });
         let followed = Followed { topics: topics_out, policies: policies_out };
-        let target = target.clone();
-        Ok((followed, Follower { target, local: Some(local), generations, topics, policies }))
+        let policies = PolicyBook { taken: Arc::new(Mutex::new(links.generation)), policies };
+        let (cluster, generation) = (cluster.clone(), mine.generation);
+        Ok((followed, Follower { cluster, local: Some(local), generation, topics, policies }))
     }
 
     pub async fn run(mut self, stop: CancellationToken) {
         while stop.run_until_cancelled(tokio::time::sleep(POLL)).await.is_some() {
-            if self.look().await.is_err() {
-                // The links notice a dead broker themselves and say so; this only tries again.
+            let looked = timeout(LOOK_WITHIN, self.look()).await;
+            if !matches!(looked, Ok(Ok(()))) {
+                // The links notice dead brokers themselves and say so; this only tries again.
                 self.local = None;
                 if stop.run_until_cancelled(tokio::time::sleep(RETRY)).await.is_none() {
                     return;
@@ -123,18 +154,24 @@ impl Follower {
     }
 
     async fn look(&mut self) -> Result<(), LocalError> {
-        let local = match &self.local {
-            Some(local) => local.clone(),
-            None => self.local.insert(Local::connect(&self.target).await?).clone(),
+        let local = match self.local.clone().filter(|local| !local.is_closed()) {
+            Some(local) => local,
+            None => {
+                let brokers = self.cluster.brokers().await?;
+                if brokers.len() == 1 {
+                    self.policies.begin_anew();
+                }
+                // Each counts by itself.
+                self.generation = 0;
+                self.local.insert(Local::on(self.cluster.any().await?)).clone()
+            }
         };
         // A policy that was set before a topic was made is asked for after it and told before it, so that
         // what is to stay at home is never offered.
-        let mine = local.topics(self.generations.0).await?;
-        let links = local.links(self.generations.1).await?;
-        self.generations = (mine.generation, links.generation);
-        if let Some(policies) = Policies::learned(links) {
-            self.policies.send_replace(policies);
-        }
+        let mine = local.topics(self.generation).await?;
+        let links = local.links(self.policies.since()).await?;
+        self.generation = mine.generation;
+        self.policies.learn(links);
         if let Some(list) = mine.topics {
             let topics = Topics { region: mine.region, name: mine.region_name, by_name: by_name(list) };
             self.topics.send_replace(topics);
@@ -149,3 +186,5 @@ fn by_name(topics: Vec<TopicInfo>) -> Arc<BTreeMap<TopicName, TopicInfo>> {
 
 const POLL: Duration = Duration::from_millis(250);
 const RETRY: Duration = Duration::from_secs(1);
+/// A broker that has not answered by then is left for another.
+const LOOK_WITHIN: Duration = Duration::from_secs(10);

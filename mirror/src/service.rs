@@ -12,7 +12,7 @@ use chassis::ServiceHandle;
 use chassis::tls::{ClientTls, TlsError};
 use kafka::RegionName;
 use kafka::names::NameError;
-use kafka::private::{LinkState, ReportRequest};
+use kafka::private::LinkState;
 use kafka_client::{Endpoint, EndpointError};
 use tokio::sync::{mpsc, watch};
 use tokio::time::timeout;
@@ -20,9 +20,10 @@ use tokio_util::sync::CancellationToken;
 use tracing::{Instrument as _, info, warn};
 use uuid::Uuid;
 
+use crate::brokers::{Talk, talk};
 use crate::config::{Config, LinkConfig};
 use crate::link::{Frame, HELLO_MS, Identity, LinkErrorCode, VERSION};
-use crate::local::{Local, Target};
+use crate::local::Target;
 use crate::metrics::{LinkMetrics, show};
 use crate::quic::{Incoming, Net, NetError, NetEvent, NetOptions, Session};
 use crate::region::{Policies, Topics, learn};
@@ -34,6 +35,8 @@ use crate::status::Board;
 pub enum StartError {
     #[error("broker: {0}")]
     Broker(#[from] EndpointError),
+    #[error("broker is empty; write HOST:PORT of the internal listener of a broker of this region")]
+    NoBroker,
     #[error("bind {0:?} is not an address; write IP:PORT")]
     Bind(String),
     #[error("links.peer: {0}")]
@@ -60,10 +63,13 @@ pub struct Running {
 /// Starts a mirror as tasks of `service`. Links come up when the broker and the peers are there.
 pub async fn start(config: Config, service: ServiceHandle) -> Result<Running, StartError> {
     let target = Target {
-        endpoint: config.broker.parse::<Endpoint>()?,
+        bootstrap: Endpoint::parse_list(&config.broker)?,
         tls: ClientTls::client(&config.tls, &[])?,
         server_name: config.broker_server_name.clone(),
     };
+    if target.bootstrap.is_empty() {
+        return Err(StartError::NoBroker);
+    }
     target.tls.follow(&service, |_| {});
     if config.streams_max < 2 {
         return Err(StartError::Streams(config.streams_max));
@@ -85,7 +91,7 @@ pub async fn start(config: Config, service: ServiceHandle) -> Result<Running, St
     let (address, board) = (net.local_addr().map_err(StartError::Address)?, Board::default());
     show(service.metrics(), board.clone());
     for (name, link) in &links {
-        let reason = "waiting for the region's own broker";
+        let reason = "waiting for the region's own brokers";
         board.disconnected(name.as_str(), shown(link), LinkState::Connecting, reason);
     }
     let mirror = Mirror { config, service: service.clone(), net, target, board: board.clone() };
@@ -107,7 +113,8 @@ struct Mirror {
 impl Mirror {
     async fn run(self, links: Vec<(RegionName, LinkConfig)>) {
         let stop = self.service.stopping().clone();
-        let Some((own, follower)) = learn(self.target.clone(), stop.clone()).await else { return };
+        let cluster = self.target.cluster();
+        let Some((own, follower)) = learn(cluster.clone(), stop.clone()).await else { return };
         let (region, name) = {
             let topics = own.topics.borrow();
             (topics.region, topics.name.clone())
@@ -128,7 +135,8 @@ impl Mirror {
             let keeper = Keeper { plan, link, net: self.net.clone(), stop: stop.clone() };
             self.service.spawn_child(keeper.run(door, arrivals));
         }
-        self.service.spawn_child(report(self.target.clone(), self.board.clone(), stop.clone()));
+        let said = Talk { cluster, board: self.board.clone(), policies: follower.policies.clone() };
+        self.service.spawn_child(talk(said, stop.clone()));
         self.service.spawn_child(follower.run(stop.clone()));
         self.service.set_ready(true);
         let accept = self.accept(&own.topics, Arc::new(doors));
@@ -374,26 +382,6 @@ impl Dialler {
     }
 }
 
-/// Tells the broker about all links, again and again.
-async fn report(target: Target, board: Board, stop: CancellationToken) {
-    let mut local: Option<Local> = None;
-    while stop.run_until_cancelled(tokio::time::sleep(REPORT_EVERY)).await.is_some() {
-        let connected = match local.take() {
-            Some(local) => Ok(local),
-            None => Local::connect(&target).await,
-        };
-        // The links notice a dead broker and say so; here it is only tried again.
-        let Ok(connected) = connected else { continue };
-        let mut links = board.links();
-        for link in &mut links {
-            link.partitions.truncate(REPORT_PARTITIONS_MAX);
-        }
-        if connected.report(&ReportRequest { links }).await.is_ok() {
-            local = Some(connected);
-        }
-    }
-}
-
 fn shown(link: &LinkConfig) -> &str {
     link.address.as_deref().unwrap_or("waits to be dialled")
 }
@@ -409,5 +397,3 @@ const DIAL_WAIT_MAX: Duration = Duration::from_secs(5);
 const LOST_WAIT: Duration = Duration::from_millis(200);
 const PAUSED_WAIT: Duration = Duration::from_secs(1);
 const REFUSED_WAIT: Duration = Duration::from_secs(10);
-const REPORT_EVERY: Duration = Duration::from_secs(1);
-const REPORT_PARTITIONS_MAX: usize = 20_000;

@@ -1,13 +1,13 @@
 //! One connection at work: moves frames, units, reads and appends between a link and the world.
 //!
 //! Decides nothing: `link` does. Everything that it waits for is one `select`, and nothing in it
-//! blocks, so control frames pass however slow data is. It ends when the peer, the transport or the
-//! region's own broker does; the next session starts from the vectors.
+//! blocks, so control frames pass however slow data is. It ends when the peer, the transport or every
+//! broker of the own region does; the next session starts from the vectors.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::{Bytes, BytesMut};
-use futures_util::future::BoxFuture;
 use kafka::private::{LinkPolicy, LinkReport, LinkState};
 use kafka::{RegionId, RegionName};
 use tokio::sync::{mpsc, watch};
@@ -16,12 +16,14 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use tracing::{debug, info, warn};
 
+use crate::append::append_task;
 use crate::link::{Append, Frame, Hello, Identity, Link, LinkErrorCode, Output};
-use crate::local::{Local, LocalError, Target};
+use crate::local::{LocalError, Target};
 use crate::metrics::LinkMetrics;
+use crate::owners::Owners;
 use crate::quic::{NetEvent, Session};
 use crate::region::{Followed, Policies, Topics, now};
-use crate::sink::{SinkEvent, TopicJob, TopicTask, append_task};
+use crate::sink::{SinkEvent, TopicJob, TopicTask};
 use crate::source::{Found, Source};
 use crate::status::Board;
 
@@ -54,7 +56,7 @@ pub struct Arrival {
 pub enum End {
     /// A better connection to the same peer is there.
     Replaced(Arrival),
-    /// The connection is gone, or the own broker is.
+    /// The connection is gone, or the own brokers are.
     Lost(String),
     /// The two ends do not fit.
     Refused(LinkErrorCode, String),
@@ -71,12 +73,12 @@ pub async fn run(
     stop: &CancellationToken,
 ) -> End {
     let Arrival { session, hello } = arrival;
-    let locals = async { Ok((Local::connect(&plan.target).await?, Local::connect(&plan.target).await?)) };
-    let (source, sink) = match locals.await {
-        Ok(locals) => locals,
+    let owners = async { Ok((Owners::connect(&plan.target).await?, Owners::connect(&plan.target).await?)) };
+    let (source, sink) = match owners.await {
+        Ok(owners) => owners,
         Err(error) => {
             let error: LocalError = error;
-            session.close(LinkErrorCode::Stopping, "the peer's own broker cannot be reached").await;
+            session.close(LinkErrorCode::Stopping, "the peer's own brokers cannot be reached").await;
             return End::Lost(error.to_string());
         }
     };
@@ -102,7 +104,7 @@ struct Driver<'a> {
     link: Link,
     session: Session,
     source: Source,
-    sink: Local,
+    sink: Arc<Owners>,
     tasks: JoinSet<()>,
     topics: watch::Receiver<Topics>,
     policies: watch::Receiver<Policies>,
@@ -112,16 +114,15 @@ struct Driver<'a> {
     jobs: Option<mpsc::Sender<TopicJob>>,
     events: mpsc::Receiver<SinkEvent>,
     events_in: mpsc::Sender<SinkEvent>,
-    reading: Option<BoxFuture<'static, Result<Found, LocalError>>>,
-    /// The waiting read was told to end.
-    woken: bool,
+    /// A read was answered: there may be more to wish for.
+    read_more: bool,
     reported: Option<Instant>,
     expires: Option<Instant>,
     peer_region: Option<RegionId>,
 }
 
 impl<'a> Driver<'a> {
-    fn new(plan: &'a Plan, session: Session, source: Local, sink: Local) -> Driver<'a> {
+    fn new(plan: &'a Plan, session: Session, source: Arc<Owners>, sink: Arc<Owners>) -> Driver<'a> {
         let mut policies = plan.own.policies.clone();
         let policy = policies.borrow_and_update().of(&plan.identity.peer);
         let mut link = Link::new(plan.identity.clone(), session.streams(), plan.credit_bytes, now());
@@ -132,6 +133,8 @@ impl<'a> Driver<'a> {
         let (units, units_out) = mpsc::channel((plan.credit_bytes / 1024) as usize + UNITS_SLACK);
         let mut tasks = JoinSet::new();
         tasks.spawn(append_task(sink.clone(), units_out, events_in.clone()));
+        tasks.spawn(sink.clone().follow());
+        tasks.spawn(source.clone().follow());
         let expires = session.expires_in.and_then(|left| Instant::now().checked_add(left));
         Driver {
             plan,
@@ -147,8 +150,7 @@ impl<'a> Driver<'a> {
             jobs: None,
             events,
             events_in,
-            reading: None,
-            woken: false,
+            read_more: false,
             reported: None,
             expires,
             peer_region: None,
@@ -179,8 +181,8 @@ impl<'a> Driver<'a> {
                         return end;
                     }
                 }
-                found = async { self.reading.as_mut().expect("checked").await }, if self.reading.is_some() => {
-                    (self.reading, self.woken) = (None, false);
+                found = self.source.next(), if self.source.is_busy() => {
+                    self.read_more = true;
                     match found {
                         Ok(found) => self.supply(found),
                         Err(error) => return End::Lost(error.to_string()),
@@ -395,23 +397,20 @@ impl<'a> Driver<'a> {
         }
     }
 
-    /// One read at a time; one that waits is ended when there is more to ask for.
+    /// One read at a time of each owner; one that waits is ended when there is more to ask for.
     fn read_more(&mut self) {
-        if self.reading.is_some() {
-            if self.link.has_fresh_wishes() && !self.woken {
-                self.woken = true;
-                let wake = self.source.wake();
-                self.tasks.spawn(async move {
-                    // The read itself reports a broker that is gone.
-                    let _ = wake.await;
-                });
-            }
+        let is_due = self.read_more || self.link.has_fresh_wishes() || !self.source.is_busy();
+        if !is_due {
             return;
         }
+        self.read_more = false;
         let wishes = self.link.wishes(now());
-        if !wishes.is_empty() {
-            self.reading = Some(self.source.read(wishes, self.link.read_bytes_max()));
+        if wishes.is_empty() {
+            return;
         }
+        let begun = self.source.begin(wishes, self.link.read_bytes_max());
+        self.supply(begun.failed);
+        begun.moved.into_iter().for_each(|sub| self.link.prove_again(sub));
     }
 
     fn deadline(&self) -> Instant {
@@ -425,6 +424,8 @@ impl<'a> Driver<'a> {
             return;
         }
         self.reported = Some(Instant::now());
+        let link = &self.link;
+        self.source.keep_only(|sub| link.is_wanted(sub));
         let partitions = self.link.report(now());
         let (sent_bytes, received_bytes) = self.session.traffic();
         let lagging = partitions.iter().any(|p| p.state == LinkState::Lagging);

@@ -1,32 +1,25 @@
-//! Applying what a peer sends: units to the local broker, topics as the peer has them, notes.
+//! What a peer's topics ask of this region: topics as the peer has them, positions, notes.
 //!
-//! Two tasks on one connection. The append task keeps the order of units and has several requests
-//! under way; the topic task creates, grows and aligns topics, reads vectors and keeps notes. Since
-//! both use one connection, a position that is read sees every append that was started before.
+//! The topic task creates, grows and aligns topics, reads vectors and keeps notes. It shares the
+//! connections to owners with the append task, so a position that is read sees every append that was
+//! started before. A position that another owner, or another life of it, gave is read again.
 
-use std::collections::{HashMap, HashSet, VecDeque};
-use std::time::{SystemTime, UNIX_EPOCH};
+use std::collections::{BTreeSet, HashMap, HashSet};
+use std::sync::Arc;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use chassis::metrics::Counter;
-use futures_util::FutureExt;
-use futures_util::future::BoxFuture;
-use kafka::private::{
-    AppendAnswer, AppendRequest, LinkPolicy, LinkState, MIRROR_APPEND, Note, NoteKind, PartitionVector,
-    TopicInfo, Unit,
-};
+use kafka::private::{LinkPolicy, LinkState, Note, NoteKind, PartitionVector, TopicInfo};
 use kafka::{ErrorCode, Offset, PartitionIndex, RegionId, TimestampMs, TopicId, TopicName};
 use tokio::sync::{mpsc, watch};
 use tracing::{info, warn};
 
-use crate::link::{Append, Appended, Halt, Place, Position, Sub};
-use crate::local::{Local, LocalError, read};
+use crate::link::{Appended, Halt, Place, Position};
+use crate::local::{Local, LocalError};
+use crate::owners::{Owners, Seat};
 use crate::policy::{Align, Plan, follows_deletion, plan};
 use crate::region::Topics;
 
-/// Bytes of units in one request; a single unit may be larger.
-const REQUEST_BYTES: usize = 4 << 20;
-const UNITS_MAX: usize = 1_000;
-const REQUESTS_MAX: usize = 4;
 /// Partitions whose vectors are read in one request.
 const VECTORS_MAX: usize = 1_000;
 
@@ -72,78 +65,6 @@ pub enum TopicJob {
     },
 }
 
-/// Appends units in the order given, and reports what became of each.
-pub async fn append_task(
-    local: Local,
-    mut units: mpsc::Receiver<Box<Append>>,
-    events: mpsc::Sender<SinkEvent>,
-) {
-    let mut under_way: VecDeque<BoxFuture<'static, Result<Vec<Appended>, LocalError>>> = VecDeque::new();
-    let mut batch: Vec<Append> = Vec::new();
-    loop {
-        let more = under_way.len() < REQUESTS_MAX;
-        let outcome = tokio::select! {
-            biased;
-            outcome = async { under_way.front_mut().expect("checked").await }, if !under_way.is_empty() => {
-                under_way.pop_front();
-                Some(outcome)
-            }
-            first = units.recv(), if more => match first {
-                Some(first) => {
-                    batch.push(*first);
-                    None
-                }
-                None => return,
-            },
-        };
-        match outcome {
-            Some(Ok(appended)) => {
-                if events.send(SinkEvent::Appended(appended)).await.is_err() {
-                    return;
-                }
-            }
-            Some(Err(error)) => {
-                let _ = events.send(SinkEvent::Failed(error)).await;
-                return;
-            }
-            None => {
-                fill(&mut batch, &mut units);
-                match start(&local, std::mem::take(&mut batch)).await {
-                    Ok(request) => under_way.push_back(request),
-                    Err(error) => {
-                        let _ = events.send(SinkEvent::Failed(error)).await;
-                        return;
-                    }
-                }
-            }
-        }
-    }
-}
-
-/// Adds units that are there already, up to one request.
-fn fill(batch: &mut Vec<Append>, units: &mut mpsc::Receiver<Box<Append>>) {
-    let mut bytes: usize = batch.iter().map(|append| append.unit.batches.len()).sum();
-    while bytes < REQUEST_BYTES && batch.len() < UNITS_MAX {
-        let Some(append) = units.recv().now_or_never().flatten() else { return };
-        bytes += append.unit.batches.len();
-        batch.push(*append);
-    }
-}
-
-async fn start(
-    local: &Local,
-    batch: Vec<Append>,
-) -> Result<BoxFuture<'static, Result<Vec<Appended>, LocalError>>, LocalError> {
-    let heads: Vec<(Sub, u64)> = batch.iter().map(|append| (append.sub, append.charge)).collect();
-    let units: Vec<Unit> = batch.into_iter().map(|append| append.unit).collect();
-    let answer = local.start_append(&AppendRequest { units }).await?;
-    Ok(Box::pin(async move {
-        let answer: AppendAnswer = read(MIRROR_APPEND, answer).await?;
-        let outcomes = heads.into_iter().zip(answer.outcomes);
-        Ok(outcomes.map(|((sub, charge), outcome)| Appended { sub, charge, outcome }).collect())
-    }))
-}
-
 /// What the durable note of kind *linked* remembers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Linked {
@@ -154,7 +75,7 @@ struct Linked {
 
 /// Keeps the topics of this region in line with those of the peer.
 pub struct TopicTask {
-    local: Local,
+    owners: Arc<Owners>,
     policy: LinkPolicy,
     peer: String,
     peer_region: RegionId,
@@ -170,11 +91,13 @@ pub struct TopicTask {
     drifted: HashSet<TopicName>,
     /// What is wanted now: local incarnation, the peer's, partitions.
     wanted: HashMap<TopicName, (TopicId, TopicId, i32)>,
+    /// Who gave the position that a partition is wanted from.
+    seats: HashMap<Place, Seat>,
 }
 
 impl TopicTask {
     pub fn new(
-        local: Local,
+        owners: Arc<Owners>,
         policy: LinkPolicy,
         peer: (String, RegionId),
         topics: watch::Receiver<Topics>,
@@ -183,7 +106,7 @@ impl TopicTask {
     ) -> TopicTask {
         let (peer, peer_region) = peer;
         TopicTask {
-            local,
+            owners,
             policy,
             peer,
             peer_region,
@@ -195,7 +118,13 @@ impl TopicTask {
             followed: HashSet::new(),
             drifted: HashSet::new(),
             wanted: HashMap::new(),
+            seats: HashMap::new(),
         }
+    }
+
+    /// A broker, for what every broker does.
+    async fn local(&self) -> Result<Local, LocalError> {
+        self.owners.any().await
     }
 
     /// Runs until the jobs end or the broker fails.
@@ -208,8 +137,16 @@ impl TopicTask {
     async fn work(&mut self, jobs: &mut mpsc::Receiver<TopicJob>) -> Result<(), LocalError> {
         self.remember().await?;
         let mut before = self.topics.borrow_and_update().clone();
+        let mut look = tokio::time::interval(SEATS_EVERY);
+        look.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
         loop {
             tokio::select! {
+                _ = look.tick() => {
+                    let moved = self.moved().await?;
+                    if !moved.is_empty() {
+                        self.reposition(moved).await?;
+                    }
+                }
                 job = jobs.recv() => match job {
                     Some(job) => self.take(job).await?,
                     None => return Ok(()),
@@ -229,9 +166,21 @@ impl TopicTask {
         }
     }
 
+    /// Partitions whose owner is another than the one that gave their position, or leads another life: what
+    /// that one held and had not stored is lost to its heir, and nobody would send it again.
+    async fn moved(&self) -> Result<Vec<Place>, LocalError> {
+        let topics: BTreeSet<TopicName> = self.seats.keys().map(|(topic, _)| topic.clone()).collect();
+        self.owners.look(topics).await?;
+        // While nobody leads it there is nobody to ask.
+        let now = |place: &Place| self.owners.seat(place).and_then(Result::ok);
+        let moved =
+            self.seats.iter().filter(|(place, seat)| now(place).is_some_and(|now| !seat.is_same(&now)));
+        Ok(moved.map(|(place, _)| place.clone()).collect())
+    }
+
     /// Reads the durable notes that decide what becomes of a topic that is missing here.
     async fn remember(&mut self) -> Result<(), LocalError> {
-        for note in self.local.notes(&self.peer).await? {
+        for note in self.local().await?.notes(&self.peer).await? {
             if note.kind == NoteKind::Linked {
                 let local = note.text.parse().map_or(NOBODY, TopicId);
                 self.linked.insert(note.topic, Linked { theirs: note.incarnation, local });
@@ -242,7 +191,7 @@ impl TopicTask {
 
     /// Deletions that a link followed may be of any link of this region, and of this moment.
     async fn read_followed(&mut self) -> Result<(), LocalError> {
-        let notes = self.local.notes("").await?.into_iter();
+        let notes = self.local().await?.notes("").await?.into_iter();
         let deletions = notes.filter(|note| note.kind == NoteKind::Deletion);
         self.followed = deletions.map(|note| note.incarnation).collect();
         Ok(())
@@ -273,6 +222,7 @@ impl TopicTask {
                     self.offered.remove(name);
                     self.wanted.remove(name);
                 }
+                self.seats.retain(|(topic, _), _| !names.contains(topic));
                 Ok(())
             }
             TopicJob::Reposition(places) => self.reposition(places).await,
@@ -303,8 +253,9 @@ impl TopicTask {
 
     async fn next_of(&self, place: &Place) -> Result<Offset, LocalError> {
         let id = self.incarnation(&place.0);
-        let vectors = self.local.vectors(vec![place.clone()]).await?;
-        Ok(vectors.first().map_or(Offset::ZERO, |vector| self.held(vector, id).map_or(Offset::ZERO, |p| p.0)))
+        let vectors = self.owners.vectors(std::slice::from_ref(place)).await?;
+        let held = vectors.first().and_then(|(vector, _)| self.held(vector, id));
+        Ok(held.map_or(Offset::ZERO, |(next, _)| next))
     }
 
     /// Brings a topic in line, and wants its partitions or says why not.
@@ -327,7 +278,7 @@ impl TopicTask {
         let done = match planned {
             Plan::Hold(reason) => return self.hold(&theirs, Halt::Paused(reason)).await,
             Plan::Deleted => return self.hold_deleted(&theirs).await,
-            Plan::Create => self.local.create_topic(&theirs).await,
+            Plan::Create => self.local().await?.create_topic(&theirs).await,
             Plan::Align(align) => self.align_existing(&theirs, align).await,
         };
         match done {
@@ -355,9 +306,10 @@ impl TopicTask {
     async fn plan_missing(&mut self, theirs: &TopicInfo, region: RegionId) -> Result<Plan, LocalError> {
         let deleted = self.has_linked(&theirs.name, theirs.id);
         if deleted {
-            let first = self.local.vectors(vec![(theirs.name.clone(), PartitionIndex(0))]).await?;
-            let error = first.first().map(|vector| vector.error);
-            if let Some(there) = first.first().filter(|vector| vector.error == ErrorCode::None)
+            let first = self.owners.vectors(&[(theirs.name.clone(), PartitionIndex(0))]).await?;
+            let first = first.first().map(|(vector, _)| vector);
+            let error = first.map(|vector| vector.error);
+            if let Some(there) = first.filter(|vector| vector.error == ErrorCode::None)
                 && self.wanted.get(&theirs.name).is_some_and(|(id, ..)| *id != there.id)
             {
                 self.wanted.remove(&theirs.name);
@@ -409,7 +361,7 @@ impl TopicTask {
         self.note(NoteKind::Deletion, &place, incarnation, (Offset(0), Offset(0)), text).await?;
         // What the peer makes under this name from now on is another topic and is welcome.
         self.note_linked(&topic, Linked { theirs: NOBODY, local: NOBODY }).await?;
-        match self.local.delete_topic(incarnation).await {
+        match self.local().await?.delete_topic(incarnation).await {
             Err(LocalError::Client(error @ kafka_client::ClientError::Refused { .. })) => {
                 warn!(peer = self.peer, %topic, "not deleted yet, until the link's next start: {error}");
                 Ok(())
@@ -437,11 +389,11 @@ impl TopicTask {
             self.note(NoteKind::Drift, &place, theirs.id, (Offset(0), Offset(0)), text).await?;
         }
         if !align.set.is_empty() || !align.unset.is_empty() {
-            self.local.alter_topic(&theirs.name, &align.set, &align.unset).await?;
+            self.local().await?.alter_topic(&theirs.name, &align.set, &align.unset).await?;
             self.drifted.remove(&theirs.name);
         }
         match align.grow_to {
-            Some(count) => self.local.grow_topic(&theirs.name, count).await,
+            Some(count) => self.local().await?.grow_topic(&theirs.name, count).await,
             None => Ok(()),
         }
     }
@@ -494,9 +446,10 @@ impl TopicTask {
 
     /// Reads where these partitions stand and tells the link.
     async fn want_places(&mut self, places: Vec<Place>) -> Result<(), LocalError> {
-        let vectors = self.local.vectors(places.clone()).await?;
+        let vectors = self.owners.vectors(&places).await?;
         let (mut wants, mut halts) = (Vec::new(), Vec::new());
-        for (place, vector) in places.into_iter().zip(vectors) {
+        for (place, (vector, seat)) in places.into_iter().zip(vectors) {
+            self.seats.remove(&place);
             let Some(theirs) = self.offered.get(&place.0) else { continue };
             let incarnation = theirs.id;
             if vector.error != ErrorCode::None {
@@ -504,6 +457,9 @@ impl TopicTask {
                 let reason = format!("the partition is not open here: {:?}", vector.error);
                 halts.push((place, Halt::Retry(now_plus(OPEN_RETRY_MS), reason)));
                 continue;
+            }
+            if let Some(seat) = seat {
+                self.seats.insert(place.clone(), seat);
             }
             self.note_reset(&place, incarnation, &vector).await?;
             let held = self.held(&vector, incarnation);
@@ -578,7 +534,7 @@ impl TopicTask {
             at: wall_clock(),
             text,
         };
-        match self.local.note(vec![note]).await {
+        match self.local().await?.note(vec![note]).await {
             // A full list of notes must not stop the data; the broker has logged it.
             Err(LocalError::Refused { .. }) => Ok(()),
             other => other,
@@ -610,3 +566,5 @@ fn now_plus(ms: u64) -> crate::link::Now {
 const NOBODY: TopicId = TopicId(uuid::Uuid::nil());
 const ALIGN_RETRY_MS: u64 = 10_000;
 const OPEN_RETRY_MS: u64 = 300;
+/// How often owners are compared with those that gave the positions.
+const SEATS_EVERY: Duration = Duration::from_secs(1);

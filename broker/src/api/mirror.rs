@@ -74,7 +74,7 @@ impl Board {
 pub fn handle(ctx: &Ctx, header: &RequestHeader, body: Bytes) -> Answer {
     let started = match header.api_key {
         private::MIRROR_TOPICS => TopicsRequest::decode(body).map(|r| ready(&topics(ctx, &r))),
-        private::MIRROR_VECTORS => VectorsRequest::decode(body).map(|r| ready(&vectors(ctx, &r))),
+        private::MIRROR_VECTORS => VectorsRequest::decode(body).map(|r| vectors(ctx, r)),
         private::MIRROR_FETCH => FetchRequest::decode(body).map(|r| fetch(ctx, r)),
         private::MIRROR_APPEND => AppendRequest::decode(body).map(|r| append(ctx, r)),
         private::MIRROR_REPORT => ReportRequest::decode(body).map(|r| {
@@ -129,14 +129,34 @@ async fn links(broker: &Broker, request: &LinksRequest) -> LinksAnswer {
     policies.note_taken(request.since);
     // Before the list: a change in between is then seen twice, not missed.
     let generation = links_generation(broker);
-    let links = (request.since != generation).then(|| policies.all());
+    // Of a cluster the asker may know more than this broker.
+    let is_news = match broker.cluster {
+        Some(_) => request.since < generation,
+        None => request.since != generation,
+    };
+    let links = is_news.then(|| policies.all());
     LinksAnswer { error: ErrorCode::None, generation, links }
 }
 
-fn vectors(ctx: &Ctx, request: &VectorsRequest) -> VectorsAnswer {
+/// Read here and now. That there is no such topic is believed of the metadata store alone where others
+/// write it too: the mirror takes it for a deletion.
+fn vectors(ctx: &Ctx, request: VectorsRequest) -> Answer {
     let partitions =
         request.partitions.iter().map(|(topic, index)| vector(&ctx.broker, topic, *index)).collect();
-    VectorsAnswer { error: ErrorCode::None, partitions }
+    let mut answer = VectorsAnswer { error: ErrorCode::None, partitions };
+    let is_unknown = |vector: &PartitionVector| vector.error == ErrorCode::UnknownTopicOrPartition;
+    if ctx.broker.cluster.is_none() || !answer.partitions.iter().any(is_unknown) {
+        return ready(&answer);
+    }
+    let broker = ctx.broker.clone();
+    Answer::Overlap(Box::pin(async move {
+        for (vector, (topic, _)) in answer.partitions.iter_mut().zip(&request.partitions) {
+            if is_unknown(vector) && !matches!(broker.topics.read(topic.as_str()).await, Ok(None)) {
+                vector.error = ErrorCode::LeaderNotAvailable;
+            }
+        }
+        Body::bytes(answer.encode())
+    }))
 }
 
 fn vector(broker: &Broker, topic: &TopicName, index: PartitionIndex) -> PartitionVector {
@@ -235,12 +255,17 @@ impl Fetch {
     fn look_at(&self, from: &FetchFrom, bytes_max: usize) -> Option<FetchOutcome> {
         let now = self.broker.topics.by_name(from.topic.as_str()).map(|topic| topic.id);
         if now != Some(from.id) {
-            return Some(FetchOutcome::Incarnation { now });
+            // Others may have made or deleted it, and word of it is still on its way here.
+            return Some(match self.broker.cluster {
+                Some(_) => failed(ErrorCode::UnknownTopicId, "the topic is not known here"),
+                None => FetchOutcome::Incarnation { now },
+            });
         }
         // The partitions follow their topic a moment later.
         let open = self.broker.partition(from.topic.as_str(), from.partition.0);
         let Some(partition) = open.filter(|partition| partition.topic_id == from.id) else {
-            return Some(failed(ErrorCode::UnknownTopicOrPartition, "the partition is not open"));
+            let code = self.broker.absent(from.topic.as_str(), from.partition.0);
+            return Some(failed(code, "the partition is not open here"));
         };
         match check_history(&partition, from) {
             Ok(None) => {}
@@ -381,7 +406,7 @@ fn failed(code: ErrorCode, reason: &str) -> FetchOutcome {
 fn read_failed(error: &ReadError) -> FetchOutcome {
     let code = match error {
         ReadError::OutOfRange { .. } => ErrorCode::OffsetOutOfRange,
-        ReadError::Closed => ErrorCode::UnknownTopicOrPartition,
+        ReadError::Closed => ErrorCode::NotLeaderOrFollower,
         _ => ErrorCode::KafkaStorageError,
     };
     failed(code, &error.to_string())
@@ -413,7 +438,7 @@ impl Started {
             Started::Durable { partition, upto, outcome } => match partition.wait_durable(upto).await {
                 Ok(()) => outcome,
                 Err(DurableError::Closed) => {
-                    append_failed(ErrorCode::UnknownTopicOrPartition, "the partition closed")
+                    append_failed(ErrorCode::NotLeaderOrFollower, "the partition closed")
                 }
                 Err(DurableError::Faulted(reason)) => append_failed(ErrorCode::KafkaStorageError, &reason),
             },
@@ -423,7 +448,8 @@ impl Started {
 
 fn start_unit(broker: &Broker, unit: Unit) -> Started {
     let Some(partition) = broker.partition(unit.topic.as_str(), unit.partition.0) else {
-        return Started::Done(append_failed(ErrorCode::UnknownTopicOrPartition, "the partition is not here"));
+        let code = broker.absent(unit.topic.as_str(), unit.partition.0);
+        return Started::Done(append_failed(code, "the partition is not here"));
     };
     if partition.topic_id != unit.id {
         return Started::Done(append_failed(ErrorCode::InconsistentTopicId, "the topic was recreated here"));

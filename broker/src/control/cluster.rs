@@ -1,5 +1,7 @@
 //! Calls about the cluster: who owns what, a wish to move a partition, a broker that shall be empty.
 
+use std::collections::BTreeMap;
+
 use control::v1;
 use tonic::Status;
 
@@ -19,13 +21,19 @@ impl Calls {
             return answer;
         };
         let view = cluster.views.now();
+        // For clients: the listener that they use here too.
+        let shown = self.broker.listeners.iter().find(|listener| !listener.internal && !listener.raw);
+        let address_of = |listeners: &BTreeMap<String, String>| {
+            let named = shown.and_then(|shown| listeners.get(&shown.name));
+            named.or_else(|| listeners.values().next()).cloned().unwrap_or_default()
+        };
         answer.controller = view.controller.unwrap_or(-1);
         for (id, broker) in &view.brokers {
             let roles: Vec<String> =
                 broker.roles.iter().map(|role| format!("{role:?}").to_lowercase()).collect();
             answer.brokers.push(v1::BrokerStatus {
                 id: *id,
-                address: broker.listeners.values().next().cloned().unwrap_or_default(),
+                address: address_of(&broker.listeners),
                 roles: roles.join(","),
                 draining: view.draining.contains(id),
                 life: broker.life,

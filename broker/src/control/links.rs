@@ -112,9 +112,14 @@ async fn taken(broker: &Broker, peer: &RegionName) -> (bool, Option<String>) {
     (true, late.then(|| text.to_owned()))
 }
 
-/// What the mirror knows the present policies by: another number after a start of the broker.
+/// What the mirror knows the present policies by: another number after a start of the broker. In a
+/// cluster a moment of the metadata store, so that what two brokers say can be compared.
 pub fn generation(broker: &Broker) -> u64 {
-    ((broker.identity.epoch.0 as u64) << 40) + broker.links.policies.generation()
+    let policies = &broker.links.policies;
+    match broker.cluster {
+        Some(_) => policies.revision(),
+        None => ((broker.identity.epoch.0 as u64) << 40) + policies.generation(),
+    }
 }
 
 /// The answer to DeleteLink.

@@ -30,6 +30,8 @@ struct Known {
     loaded: bool,
     /// Rises with every change.
     generation: u64,
+    /// The latest moment of the store that is known of a policy. Of a removal that was missed it is not.
+    revision: Version,
     /// Without a policy: one was removed here, and the watch has not told yet.
     links: BTreeMap<RegionName, (Option<LinkPolicy>, Version)>,
 }
@@ -106,6 +108,11 @@ impl LinkPolicies {
         self.known.borrow().generation + 1
     }
 
+    /// As [`Self::generation`], by the clock of the store: of two brokers the one with the higher knows more.
+    pub fn revision(&self) -> u64 {
+        self.known.borrow().revision.0 + 1
+    }
+
     /// The mirror has this generation.
     pub fn note_taken(&self, generation: u64) {
         self.taken.send_if_modified(|taken| std::mem::replace(taken, generation.max(*taken)) < generation);
@@ -162,6 +169,8 @@ impl LinkPolicies {
         meta.delete_if(&key(peer), version).await.map_err(|source| failed(peer, source))?;
         self.known.send_modify(|known| {
             known.generation += 1;
+            // It was removed at some later moment; the watch will tell which.
+            known.revision = known.revision.max(Version(version.0 + 1));
             known.links.insert(peer.clone(), (None, version));
         });
         Ok(())
@@ -177,6 +186,8 @@ impl LinkPolicies {
         self.known.send_modify(|known| {
             known.loaded = true;
             known.generation += 1;
+            let latest = links.values().map(|(_, version)| *version).max();
+            known.revision = known.revision.max(latest.unwrap_or_default());
             known.links = links;
         });
         Ok(())
@@ -193,6 +204,9 @@ impl LinkPolicies {
                     let gone = known.links.get(&peer).is_some_and(|(_, held)| *held <= version);
                     let shown = gone && known.links.remove(&peer).is_some_and(|(policy, _)| policy.is_some());
                     known.generation += u64::from(shown);
+                    if gone {
+                        known.revision = known.revision.max(version);
+                    }
                     shown
                 });
             }
@@ -205,6 +219,7 @@ impl LinkPolicies {
             if news {
                 known.links.insert(peer, (Some(policy), version));
                 known.generation += 1;
+                known.revision = known.revision.max(version);
             }
             news
         });

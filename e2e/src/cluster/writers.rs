@@ -234,6 +234,11 @@ impl Writers {
 }
 
 impl Promises {
+    /// Records that were made. When all writers have finished, each of them was acknowledged.
+    pub fn made(&self) -> u64 {
+        self.made.iter().sum()
+    }
+
     pub fn acknowledged(&self) -> u64 {
         self.acked.iter().map(|acked| acked.len() as u64).sum()
     }

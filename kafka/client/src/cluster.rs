@@ -2,10 +2,12 @@
 //!
 //! Owns one connection per broker, made when needed and again after it closed, and a cache of topic
 //! metadata that callers drop when an answer shows it to be old. Decides no retries: callers do, by
-//! `ClientError::is_retriable` and `forget`.
+//! `ClientError::is_retriable` and `forget`. Metadata is read from another broker each time, so that one
+//! whose view is old is not believed for ever.
 
 use std::collections::HashMap;
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use kafka::messages::{FindCoordinatorRequest, MetadataRequest, MetadataResponse, metadata_request};
 use kafka::{BrokerId, ErrorCode, LeaderEpoch, StrBytes, TopicId};
@@ -25,8 +27,8 @@ struct Shared {
     bootstrap: Vec<Endpoint>,
     options: ConnectOptions,
     state: Mutex<State>,
-    /// Held while connecting, so that many callers make one connection.
-    connecting: tokio::sync::Mutex<()>,
+    /// Held while connecting to an address, so that many callers make one connection.
+    connecting: Mutex<HashMap<Endpoint, Arc<tokio::sync::Mutex<()>>>>,
 }
 
 #[derive(Default)]
@@ -36,7 +38,14 @@ struct State {
     cluster_id: Option<String>,
     topics: HashMap<String, TopicMetadata>,
     connections: HashMap<Endpoint, Connection>,
+    /// Addresses that did not answer, and when.
+    unreachable: HashMap<Endpoint, Instant>,
+    /// Counts the questions about metadata.
+    turn: usize,
 }
+
+/// An address that did not answer is asked last for so long.
+const UNREACHABLE_FOR: Duration = Duration::from_secs(5);
 
 /// Topics kept in the cache; beyond this it starts anew.
 const TOPICS_CACHED_MAX: usize = 100_000;
@@ -65,7 +74,7 @@ impl Cluster {
                 bootstrap,
                 options,
                 state: Mutex::default(),
-                connecting: tokio::sync::Mutex::new(()),
+                connecting: Mutex::default(),
             }),
         }
     }
@@ -112,6 +121,17 @@ impl Cluster {
         self.connection_to(&endpoint).await
     }
 
+    /// The connection to a broker that is open already.
+    pub fn open(&self, id: BrokerId) -> Option<Connection> {
+        let endpoint = self.shared.state.lock().brokers.get(&id.0).cloned()?;
+        self.open_connection(&endpoint)
+    }
+
+    /// Whether any broker is connected.
+    pub fn is_connected(&self) -> bool {
+        self.shared.state.lock().connections.values().any(|connection| !connection.is_closed())
+    }
+
     /// The broker that takes admin requests.
     pub async fn controller(&self) -> Result<Connection, ClientError> {
         let known = self.shared.state.lock().controller;
@@ -146,6 +166,12 @@ impl Cluster {
             answer.topics.iter().filter(|topic| topic.error_code == 0).map(topic_metadata).collect();
         topics.sort_by(|a, b| a.name.cmp(&b.name));
         Ok(topics)
+    }
+
+    /// Those of these topics that exist, by name, read now.
+    pub async fn read_topics(&self, names: &[&str]) -> Result<Vec<TopicMetadata>, ClientError> {
+        let answer = self.read_metadata(Some(names), false).await?;
+        Ok(answer.topics.iter().filter(|topic| topic.error_code == 0).map(topic_metadata).collect())
     }
 
     /// One topic, from the cache if it is there. `create`: the broker may create it.
@@ -205,12 +231,22 @@ impl Cluster {
         if let Some(open) = self.open_connection(endpoint) {
             return Ok(open);
         }
-        let _one = self.shared.connecting.lock().await;
+        let turn = self.shared.connecting.lock().entry(endpoint.clone()).or_default().clone();
+        let _one = turn.lock().await;
         if let Some(open) = self.open_connection(endpoint) {
             return Ok(open);
         }
-        let connection = Connection::connect(endpoint, &self.shared.options).await?;
+        let connected = Connection::connect(endpoint, &self.shared.options).await;
         let mut state = self.shared.state.lock();
+        let connection = match connected {
+            Ok(connection) => connection,
+            Err(error) => {
+                state.unreachable.retain(|_, at| at.elapsed() < UNREACHABLE_FOR);
+                state.unreachable.insert(endpoint.clone(), Instant::now());
+                return Err(error);
+            }
+        };
+        state.unreachable.remove(endpoint);
         state.connections.retain(|_, connection| !connection.is_closed());
         state.connections.insert(endpoint.clone(), connection.clone());
         Ok(connection)
@@ -221,14 +257,30 @@ impl Cluster {
         state.connections.get(endpoint).filter(|connection| !connection.is_closed()).cloned()
     }
 
+    /// A connection for a question about the cluster.
+    async fn next(&self) -> Result<Connection, ClientError> {
+        let candidates = self.shared.state.lock().candidates(&self.shared.bootstrap);
+        let mut last = None;
+        for endpoint in candidates {
+            match self.connection_to(&endpoint).await {
+                Ok(connection) => return Ok(connection),
+                Err(error) => last = Some(error),
+            }
+        }
+        match last {
+            Some(error) => Err(error),
+            None => self.any().await,
+        }
+    }
+
     /// `None` asks for all topics, an empty list for the brokers alone.
     async fn read_metadata(
         &self,
         topics: Option<&[&str]>,
         create: bool,
     ) -> Result<MetadataResponse, ClientError> {
-        let any = self.any().await?;
-        let version = any.version(3, 1, 12)?;
+        let broker = self.next().await?;
+        let version = broker.version(3, 1, 12)?;
         let topics = topics.map(|names| {
             let topic = |name: &&str| {
                 let name = StrBytes::from_string((*name).to_owned());
@@ -239,16 +291,20 @@ impl Cluster {
         let mut request = MetadataRequest::default().with_topics(topics);
         // Before version 4 there is no such field, and the broker takes it as true.
         request.allow_auto_topic_creation = create || version < 4;
-        let answer = any.call_at(version, &request).await?;
-        self.keep(&answer);
+        let answer = broker.call_at(version, &request).await?;
+        self.keep(&answer, broker.endpoint());
         Ok(answer)
     }
 
-    fn keep(&self, answer: &MetadataResponse) {
+    fn keep(&self, answer: &MetadataResponse, told_by: &Endpoint) {
         let mut state = self.shared.state.lock();
         if !answer.brokers.is_empty() {
             let endpoint = |host: &StrBytes, port: i32| Endpoint::new(host.to_string(), port as u16);
             state.brokers = answer.brokers.iter().map(|b| (b.node_id.0, endpoint(&b.host, b.port))).collect();
+            if let [alone] = answer.brokers.as_slice() {
+                // It has just answered at this address, whatever it tells others.
+                state.brokers.insert(alone.node_id.0, told_by.clone());
+            }
         }
         state.controller = Some(answer.controller_id.0).filter(|id| *id >= 0);
         state.cluster_id = answer.cluster_id.as_ref().map(|id| id.to_string());
@@ -259,6 +315,28 @@ impl Cluster {
             let topic = topic_metadata(topic);
             state.topics.insert(topic.name.clone(), topic);
         }
+    }
+}
+
+impl State {
+    /// Whom to ask next, and whom after that.
+    fn candidates(&mut self, bootstrap: &[Endpoint]) -> Vec<Endpoint> {
+        self.turn = self.turn.wrapping_add(1);
+        let mut known: Vec<_> = self.brokers.iter().collect();
+        known.sort_by_key(|(id, _)| **id);
+        let mut candidates: Vec<Endpoint> = known.into_iter().map(|(_, at)| at.clone()).collect();
+        if !candidates.is_empty() {
+            let first = self.turn % candidates.len();
+            candidates.rotate_left(first);
+        }
+        for endpoint in bootstrap {
+            if !candidates.contains(endpoint) {
+                candidates.push(endpoint.clone());
+            }
+        }
+        let failed = |at: &Instant| at.elapsed() < UNREACHABLE_FOR;
+        candidates.sort_by_key(|endpoint| self.unreachable.get(endpoint).is_some_and(failed));
+        candidates
     }
 }
 
@@ -283,5 +361,30 @@ fn unknown(what: &str) -> ClientError {
         what: what.to_owned(),
         code: ErrorCode::UnknownTopicOrPartition.code(),
         message: None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn at(port: u16) -> Endpoint {
+        Endpoint::new("h", port)
+    }
+
+    #[test]
+    fn every_broker_is_asked_in_turn_and_one_that_did_not_answer_last() {
+        let bootstrap = [at(1), at(9)];
+        let mut state = State::default();
+        assert_eq!(state.candidates(&bootstrap), bootstrap);
+        state.brokers = [(1, at(1)), (2, at(2)), (3, at(3))].into();
+        let mut first: Vec<_> = (0..3).map(|_| state.candidates(&bootstrap)[0].port).collect();
+        first.sort_unstable();
+        assert_eq!(first, [1, 2, 3]);
+        state.unreachable.insert(at(2), Instant::now());
+        for _ in 0..3 {
+            let all = state.candidates(&bootstrap);
+            assert_eq!((all.len(), &all[3]), (4, &at(2)));
+        }
     }
 }

@@ -153,7 +153,7 @@ impl Connection {
             let reason = tokio::select! {
                 reason = write_requests(write, requests, waiting, client_id) => reason,
                 reason = read_answers(read, answers, frame_bytes_max) => reason,
-                () = task.give_up.notified() => "an answer did not come in time".to_owned(),
+                () = task.give_up.notified() => "an answer did not come in time, or is not waited for".to_owned(),
             };
             let _ = task.reason.set(reason);
             task.closed.store(true, Ordering::Release);
@@ -182,6 +182,16 @@ impl Connection {
 
     pub fn endpoint(&self) -> &Endpoint {
         &self.shared.endpoint
+    }
+
+    /// Whether both are handles on one connection.
+    pub fn is_same(&self, other: &Connection) -> bool {
+        Arc::ptr_eq(&self.shared, &other.shared)
+    }
+
+    /// Ends the connection for all who hold it, and with it what is under way.
+    pub fn abandon(&self) {
+        self.shared.give_up.notify_one();
     }
 
     pub fn is_closed(&self) -> bool {

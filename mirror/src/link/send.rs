@@ -11,7 +11,7 @@ use bytes::BytesMut;
 use kafka::private::{
     Claim, Direction, FetchFrom, FetchOutcome, LinkState, Message, OriginRead, PartitionReport, TopicInfo,
 };
-use kafka::{Batch, Offset, PartitionIndex, TopicId, TopicName};
+use kafka::{Batch, ErrorCode, Offset, PartitionIndex, TopicId, TopicName};
 
 use super::bucket::Bucket;
 use super::frame::{Frame, LIST_MAX, OFFER_TOPICS_MAX, Refusal, Sub, UnitFrame, Want};
@@ -27,8 +27,9 @@ const STREAM_UNITS_MAX: usize = 64;
 const READ_BYTES_MAX: u64 = 8 * 1024 * 1024;
 /// Encoded bytes of one offer frame.
 const OFFER_BYTES_MAX: usize = 512 * 1024;
-/// A partition that could not be read is tried again after this.
+/// A partition that could not be read is tried again after this; sooner where only its owner is another.
 const READ_RETRY_MS: u64 = 1000;
+const MOVED_RETRY_MS: u64 = 250;
 
 #[derive(Debug)]
 pub(super) struct SendHalf {
@@ -51,8 +52,10 @@ struct SendSub {
     topic: TopicName,
     partition: PartitionIndex,
     incarnation: TopicId,
-    /// Proof to check with the first read.
+    /// Proof to check with the next read.
     claim: Option<Claim>,
+    /// Of the last batch below `sent_to`, as far as it is known.
+    proof: Option<Claim>,
     read_to: Offset,
     /// Where the next unit begins.
     sent_to: Offset,
@@ -154,6 +157,7 @@ impl SendHalf {
                 partition: want.partition,
                 incarnation: want.incarnation,
                 claim: want.claim,
+                proof: want.claim,
                 read_to: next,
                 sent_to: next,
                 acked: next,
@@ -280,8 +284,11 @@ impl SendHalf {
                     return None;
                 }
             },
-            FetchOutcome::Failed { reason, .. } => {
-                s.retry_at = Some((now.plus(READ_RETRY_MS), reason));
+            FetchOutcome::Failed { code, reason } => {
+                let wait =
+                    if code == ErrorCode::NotLeaderOrFollower { MOVED_RETRY_MS } else { READ_RETRY_MS };
+                s.retry_at = Some((now.plus(wait), reason));
+                s.prove_again();
                 return None;
             }
             FetchOutcome::Truncated { reason } => Refusal::Truncated(reason),
@@ -295,6 +302,18 @@ impl SendHalf {
         Some(Frame::Refuse { sub, why })
     }
 
+    /// The next read of this subscription is of another log perhaps.
+    pub(super) fn prove_again(&mut self, sub: Sub) {
+        if let Some(s) = self.subs.get_mut(&sub) {
+            s.prove_again();
+            self.fresh = true;
+        }
+    }
+
+    pub(super) fn is_wanted(&self, sub: Sub) -> bool {
+        self.subs.contains_key(&sub)
+    }
+
     /// The streams, first the one after that which gave a unit last: where the rate holds units back,
     /// each stream has its turn.
     pub(super) fn turn(&mut self, now: Now) -> impl Iterator<Item = usize> + use<> {
@@ -303,9 +322,10 @@ impl SendHalf {
         (first..first + count).map(move |stream| stream % count)
     }
 
-    /// The next unit of a data stream, charged to credit and rate, as of the last [`Self::turn`].
+    /// The next unit of a data stream, charged to credit and rate, as of the last [`Self::turn`]. Several
+    /// owners may have given more at once than the credit holds.
     pub(super) fn take_unit(&mut self, stream: usize) -> Option<UnitFrame> {
-        if !self.bucket.is_open() {
+        if !self.bucket.is_open() || self.sent > self.granted {
             return None;
         }
         let unit = self.streams[stream].pop_front()?;
@@ -354,6 +374,13 @@ impl SendHalf {
 }
 
 impl SendSub {
+    /// Back to the last batch that was sent, with the proof that this log must hold it. What was covered
+    /// after it is looked at again.
+    fn prove_again(&mut self) {
+        self.claim = self.proof;
+        self.read_to = self.sent_to;
+    }
+
     /// Cuts what was read into units. A trailing covered range moves only the place to read from.
     fn cut_units(&mut self, sub: Sub, read: OriginRead, now: Now) -> Result<Vec<UnitFrame>, &'static str> {
         let batches = Batch::split_all(read.batches, false)
@@ -385,6 +412,12 @@ impl SendSub {
                     batches: run.split().freeze(),
                 };
                 self.sent_to = batch.header.next_offset();
+                let rewritten = unit.last_rewritten;
+                self.proof = Some(Claim {
+                    epoch: batch.header.leader_epoch,
+                    base: batch.header.base_offset,
+                    crc: if rewritten { 0 } else { batch.header.crc },
+                });
                 self.outstanding += unit.charge();
                 self.in_flight.push_back(InFlight { next: self.sent_to, charge: unit.charge(), since: now });
                 units.push(unit);

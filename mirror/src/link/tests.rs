@@ -782,6 +782,63 @@ fn a_source_that_lost_what_the_receiver_holds_is_a_fault_and_feeds_nothing() {
 }
 
 #[test]
+fn a_log_that_is_read_elsewhere_must_hold_the_last_batch_that_was_sent() {
+    let (mut east, mut west) = joined();
+    west.want(position(0, 0, None));
+    exchange(&mut east, &mut west, Now(0));
+    let wish = east.wishes(Now(0)).remove(0);
+    east.prove_again(wish.sub);
+    assert_eq!(east.wishes(Now(0))[0].from.claim, None, "nothing was sent that could be missed");
+    // Two records, and behind them what no unit can carry yet.
+    east.supply(wish.sub, wish.from.from, read_of(0, &[5, 6], 40), Now(0));
+    let last = own_batch(1, 6).header;
+    let proof = Claim { epoch: last.leader_epoch, base: last.base_offset, crc: last.crc };
+    assert_eq!((east.wishes(Now(0))[0].from.from, east.wishes(Now(0))[0].from.claim), (Offset(40), None));
+
+    east.prove_again(wish.sub);
+    assert!(east.has_fresh_wishes());
+    let asked = east.wishes(Now(0)).remove(0).from;
+    assert_eq!((asked.from, asked.claim), (Offset(2), Some(proof)), "a proof ends where the read begins");
+    // Nobody answers: it is asked for again until somebody does.
+    let failed = FetchOutcome::Failed { code: ErrorCode::NotLeaderOrFollower, reason: "moved".to_owned() };
+    east.supply(wish.sub, Offset(2), failed, Now(0));
+    assert!(east.wishes(Now(0)).is_empty());
+    assert_eq!(east.wishes(Now(300)).remove(0).from, asked);
+    east.supply(wish.sub, Offset(2), read_of(2, &[], 41), Now(300));
+    let asked = east.wishes(Now(300)).remove(0).from;
+    assert_eq!((asked.from, asked.claim), (Offset(41), None), "once is enough");
+    assert_eq!(unit_count(&mut east), 1, "and nothing is sent twice");
+}
+
+#[test]
+fn units_that_several_owners_gave_at_once_wait_for_credit() {
+    let (mut east, mut west) = joined();
+    west.want(position(0, 0, None));
+    west.want(position(1, 0, None));
+    exchange(&mut east, &mut west, Now(0));
+    // Both reads began when all of the credit was free.
+    let wishes = east.wishes(Now(0));
+    let ids = vec![7; POOL as usize / 1_000];
+    for wish in &wishes {
+        for batch in 0..20 {
+            let from = batch * ids.len() as i64;
+            let next = from + ids.len() as i64;
+            east.supply(wish.sub, Offset(from), read_of(from, &ids, next), Now(0));
+        }
+    }
+    let mut sent = 0;
+    loop {
+        let units: Vec<_> = (0..STREAMS).filter_map(|stream| east.take_unit(stream)).collect();
+        if units.is_empty() {
+            break;
+        }
+        sent += units.iter().map(UnitFrame::charge).sum::<u64>();
+    }
+    assert!(sent > POOL / 2, "the credit is used: {sent}");
+    assert!(sent <= POOL + 2 * 20_000, "and not passed by more than a unit: {sent}");
+}
+
+#[test]
 fn a_trailing_covered_range_is_never_sent_so_idle_regions_write_nothing() {
     let (mut east, mut west) = joined();
     west.want(position(0, 0, None));

@@ -34,6 +34,8 @@ use kafka::{Batch, Offset, StrBytes, TimestampMs};
 use kafka_client::{ClientError, ConnectOptions, Connection, Endpoint, Security};
 use mirror::LinkConfig;
 
+pub mod nodes;
+
 /// A region: its broker, and perhaps its mirror.
 pub struct Region {
     pub name: &'static str,
@@ -49,6 +51,8 @@ pub struct Region {
     pub udp: u16,
     pub streams_max: u32,
     pub lanes: bool,
+    /// Brokers of the mirror; the region's own when empty.
+    pub brokers: String,
 }
 
 /// One record as a reader sees it.
@@ -77,7 +81,12 @@ impl Region {
             udp: free_udp(),
             streams_max: 32,
             lanes: false,
+            brokers: String::new(),
         }
+    }
+
+    pub fn certificate(&self) -> &TlsFiles {
+        &self.tls
     }
 
     pub fn dir(&self) -> &Path {
@@ -122,8 +131,12 @@ impl Region {
     }
 
     pub fn mirror_config(&self, links: Vec<LinkConfig>) -> mirror::Config {
+        let broker = match self.brokers.is_empty() {
+            true => format!("127.0.0.1:{}", self.ports[1]),
+            false => self.brokers.clone(),
+        };
         mirror::Config {
-            broker: format!("127.0.0.1:{}", self.ports[1]),
+            broker,
             tls: self.mirror_tls.clone(),
             bind: format!("127.0.0.1:{}", self.udp),
             streams_max: self.streams_max,
@@ -172,10 +185,16 @@ impl Region {
             dir: self.dir.clone(),
             tls: self.tls.clone(),
             mirror_tls: self.mirror_tls.clone(),
+            brokers: self.brokers.clone(),
             broker: None,
             mirror: None,
             ..*self
         }
+    }
+
+    /// The same region with one more mirror, at an address of its own.
+    pub fn second(&self) -> Region {
+        Region { udp: free_udp(), ..self.handle() }
     }
 
     pub async fn control(&self) -> control::Client {
@@ -372,6 +391,16 @@ impl Client {
     }
 
     pub async fn fetch(&self, topic: &str, partition: i32, at: i64) -> Option<(Bytes, i64)> {
+        self.try_fetch(topic, partition, at).await.unwrap()
+    }
+
+    /// As [`Self::fetch`], where the broker may be gone.
+    pub async fn try_fetch(
+        &self,
+        topic: &str,
+        partition: i32,
+        at: i64,
+    ) -> Result<Option<(Bytes, i64)>, ClientError> {
         let asked = FetchPartition::default()
             .with_partition(partition)
             .with_fetch_offset(at)
@@ -382,9 +411,27 @@ impl Client {
             .with_min_bytes(0)
             .with_max_bytes(8 << 20)
             .with_topics(vec![asked]);
-        let answer = self.0.call_at(11, &request).await.unwrap();
+        let answer = self.0.call_at(11, &request).await?;
         let data = &answer.responses[0].partitions[0];
-        (data.error_code == 0).then(|| (data.records.clone().unwrap_or_default(), data.high_watermark))
+        let is_there = data.error_code == 0;
+        Ok(is_there.then(|| (data.records.clone().unwrap_or_default(), data.high_watermark)))
+    }
+
+    /// Values in log order; `None` where they cannot be had from this broker.
+    pub async fn try_values(&self, topic: &str, partition: i32) -> Option<Vec<String>> {
+        let (mut at, mut values) = (0, Vec::new());
+        loop {
+            let (records, high_watermark) = self.try_fetch(topic, partition, at).await.ok().flatten()?;
+            let batches = Batch::split_all(records, true).unwrap();
+            for batch in &batches {
+                at = batch.header.next_offset().0;
+                let text = |r: Seen| String::from_utf8(r.value.unwrap_or_default()).unwrap();
+                values.extend(records_of(batch).into_iter().map(text));
+            }
+            if at >= high_watermark || batches.is_empty() {
+                return Some(values);
+            }
+        }
     }
 
     /// Values in log order; empty while the partition is not there.
