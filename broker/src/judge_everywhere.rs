@@ -8,6 +8,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use control::peers as said;
+use kafka::Offset;
 use lane_core::Extractors;
 use tokio::time::Instant;
 use tonic::Status;
@@ -184,13 +185,17 @@ impl Broker {
         if agrees(&known) {
             return;
         }
-        let stored = match self.topics.read(known.name.as_str()).await {
-            Ok(Some(stored)) if stored.id == partition.topic_id => stored,
-            Ok(_) => return,
-            Err(error) => {
-                tracing::debug!(%partition, %error, "whether it has lanes is looked at later");
-                return;
-            }
+        // A log that is empty has not been judged otherwise; what comes later is heard of later.
+        let stored = match partition.watermarks().log_end {
+            Offset::ZERO => known,
+            _ => match self.topics.read(known.name.as_str()).await {
+                Ok(Some(stored)) if stored.id == partition.topic_id => stored,
+                Ok(_) => return,
+                Err(error) => {
+                    tracing::debug!(%partition, %error, "whether it has lanes is looked at later");
+                    return;
+                }
+            },
         };
         match self.may_wait(|| switch_one(partition, &extractors_of(&stored))) {
             Ok(None) => {}

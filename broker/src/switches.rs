@@ -5,9 +5,9 @@
 use std::sync::LazyLock;
 
 /// Comma-separated names in `SEALANE_TEST_OFF`: `apply-rule`, `compare-and-append`, `lane-markers`,
-/// `lease-check`, `state`, `store-fence`, `view-filter`.
+/// `lease-check`, `state`, `store-fence`, `view-acks`, `view-filter`, `view-lives`.
 static OFF: LazyLock<Vec<String>> = LazyLock::new(|| names("SEALANE_TEST_OFF"));
-/// The same in `SEALANE_TEST_FAULT`: `stale-cut`.
+/// The same in `SEALANE_TEST_FAULT`: `late-views`, `stale-cut`.
 static FAULTS: LazyLock<Vec<String>> = LazyLock::new(|| names("SEALANE_TEST_FAULT"));
 
 fn names(variable: &str) -> Vec<String> {

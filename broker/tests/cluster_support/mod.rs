@@ -104,8 +104,9 @@ impl Nodes {
         };
         let config = Config {
             data_dir: dir.path().to_owned(),
-            listeners: [listener].into_iter().chain(internal).collect(),
+            listeners: [listener].into_iter().chain(internal.clone()).collect(),
             control_bind: "127.0.0.1:0".to_owned(),
+            control_tls: internal.as_ref().and_then(|listener| listener.tls.clone()),
             http_bind: String::new(),
             cluster: Some(cluster),
             ..Config::default()
@@ -138,7 +139,13 @@ impl Nodes {
     }
 
     pub async fn control(&self, at: usize) -> control::Client {
-        control::connect(&self.nodes[at].control, None).await.unwrap()
+        let files = self.certificates.as_ref().map(|dir| dir.leaf("sealane-control", &[]).unwrap());
+        let tls = files.as_ref().map(|files| control::TlsPaths {
+            ca: files.ca.as_deref().unwrap(),
+            cert: &files.cert,
+            key: &files.key,
+        });
+        control::connect(&self.nodes[at].control, tls).await.unwrap()
     }
 
     /// A client of a lane, as its lane-router forwards it; of no lane where it has no name.
