@@ -30,6 +30,9 @@ use tokio::task::JoinHandle;
 use super::support::{NAP, Nodes, PATIENCE, eventually, is_retriable, now, text};
 use super::{LEAKED, STRAYED, WRONG_SIDE};
 
+/// Clients look at the brokers again every so often: every broker that they know may go in turn.
+const LOOK_EVERY: i32 = 16;
+
 /// What one fetch of a partition showed.
 struct Shown {
     values: Vec<String>,
@@ -104,6 +107,7 @@ struct Reading {
     put_off: watch::Sender<u64>,
     at_end: watch::Sender<u64>,
     seen: BTreeSet<String>,
+    passes: i32,
     member: StrBytes,
     generation: i32,
 }
@@ -132,6 +136,7 @@ impl Reader {
             put_off,
             at_end,
             seen: BTreeSet::new(),
+            passes: 0,
             member: StrBytes::default(),
             generation: -1,
         };
@@ -297,6 +302,10 @@ impl Reading {
     }
 
     async fn read(&mut self, positions: &mut [i64]) {
+        self.passes += 1;
+        if self.passes % LOOK_EVERY == 0 {
+            self.client.forget(&self.topic);
+        }
         let mut at_end = true;
         for index in 0..self.partitions {
             let at = &mut positions[index as usize];
@@ -446,6 +455,9 @@ impl Producer {
                 builder.push(at, 0, None, Some(value(lane).as_bytes()), header.as_slice());
             }
             let batch = builder.build().bytes;
+            if n % LOOK_EVERY == 0 {
+                self.client.forget(&self.topic);
+            }
             let before = self.deployed.load(Ordering::SeqCst);
             let end = tokio::time::Instant::now() + PATIENCE;
             while !self.send(batch.clone()).await {
