@@ -18,6 +18,7 @@ mod lanes;
 use std::collections::BTreeSet;
 
 use control::v1;
+use kafka_client::{Cluster, ConnectOptions, Endpoint};
 use lanes::{Producers, Reader, Watch};
 use support::{Nodes, eventually};
 
@@ -70,6 +71,71 @@ async fn each_record_is_processed_by_one_side_whatever_moves() {
     let looks = watch.stop().await;
     sent.check(&by_base, &by_lane, &by_ppe);
     println!("{looks} looks at raw fetches of every broker");
+    nodes.stop().await;
+}
+
+/// Ports of lanes and of brokers in them, where nothing else is given out.
+const ROUTER_STEP: u16 = 2_000;
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn through_a_lane_router_each_record_is_processed_by_one_side_whatever_moves() {
+    let mut nodes = Nodes::start_with_internal(0).await;
+    nodes.lane_port = 15_000 + (std::process::id() % 190) as u16 * 10;
+    for _ in 0..3 {
+        nodes.add().await;
+    }
+    nodes.create_topic_with(TOPIC, PARTITIONS, &[("sealane.lanes", "true")]).await;
+    let router = nodes.start_lane_router(ROUTER_STEP).await;
+    let mut control = nodes.control(1).await;
+    eventually("the router is known", async || {
+        let request = v1::ClusterInfoRequest {};
+        let mut known = 0;
+        for at in 0..nodes.len() {
+            known += nodes.control(at).await.cluster_info(request).await.unwrap().into_inner().lane_routers;
+        }
+        known == 1
+    })
+    .await;
+    let request = v1::CreateLaneRequest { name: "boe-a".to_owned(), class: 0 };
+    let made = control.create_lane(request).await.unwrap().into_inner();
+    assert_eq!(made.warnings, Vec::<String>::new());
+    let port = u16::try_from(made.lane.unwrap().port).unwrap();
+    let through = || {
+        let options = ConnectOptions { client_id: "cart".to_owned(), ..ConnectOptions::default() };
+        let client = Cluster::new(vec![Endpoint::new("127.0.0.1", port)], options);
+        Reader::start_on(client, "g", true, TOPIC, PARTITIONS)
+    };
+    create_lane(&nodes, 2, "ppe-x").await;
+    let watch = Watch::start(&nodes, TOPIC, PARTITIONS);
+    let baseline = Reader::start(&nodes, "base", "g", None, TOPIC, PARTITIONS);
+    baseline.until_assigned().await;
+    let producers = Producers::start(&nodes, TOPIC, PARTITIONS).await;
+    producers.until_more(30).await;
+    let mut by_lane: BTreeSet<String> = BTreeSet::new();
+    for round in 0..4 {
+        let lane = through();
+        lane.until_assigned().await;
+        producers.lane_is_deployed(true);
+        producers.until_more(30).await;
+        disturb(&mut nodes, round).await;
+        watch.looks_at(&nodes);
+        producers.until_more(60).await;
+        producers.lane_is_deployed(false);
+        by_lane.extend(lane.end(true).await);
+        producers.until_more(30).await;
+    }
+    let sent = producers.stop().await;
+    let lane = through();
+    let ppe = Reader::start(&nodes, "svc", "g@ppe-x", Some("ppe-x"), TOPIC, PARTITIONS);
+    for reader in [&lane, &ppe, &baseline] {
+        reader.until_caught_up().await;
+    }
+    by_lane.extend(lane.end(true).await);
+    let by_ppe = ppe.end(true).await;
+    let by_base = baseline.end(true).await;
+    watch.stop().await;
+    sent.check(&by_base, &by_lane, &by_ppe);
+    router.drain(std::time::Duration::from_secs(30)).await.unwrap();
     nodes.stop().await;
 }
 

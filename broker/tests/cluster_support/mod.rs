@@ -40,6 +40,8 @@ pub struct Nodes {
     meta: meta::Memory,
     nodes: Vec<Node>,
     names: usize,
+    /// First port of lanes; 0 for none.
+    pub lane_port: u16,
     /// Of the internal listeners; without it there are none.
     certificates: Option<CertificateDir>,
     _certificates: Option<tempfile::TempDir>,
@@ -74,6 +76,7 @@ impl Nodes {
             meta: meta::Memory::new(),
             nodes: Vec::new(),
             names: 0,
+            lane_port: 0,
             certificates: certificates.as_ref().map(|dir| CertificateDir::open(dir.path()).unwrap()),
             _certificates: certificates,
         };
@@ -106,6 +109,7 @@ impl Nodes {
             data_dir: dir.path().to_owned(),
             listeners: [listener].into_iter().chain(internal.clone()).collect(),
             control_bind: "127.0.0.1:0".to_owned(),
+            lane_port_first: self.lane_port,
             control_tls: internal.as_ref().and_then(|listener| listener.tls.clone()),
             http_bind: String::new(),
             cluster: Some(cluster),
@@ -176,6 +180,25 @@ impl Nodes {
     pub async fn stop_one(&mut self, at: usize) {
         let node = self.nodes.remove(at);
         node.handle.drain(Duration::from_secs(30)).await.unwrap();
+    }
+
+    /// A real lane-router, which knows the brokers that are there now.
+    pub async fn start_lane_router(&self, broker_port_step: u16) -> ServiceHandle {
+        let files = self.certificates.as_ref().unwrap().leaf("sealane-lane-router", &[]).unwrap();
+        let internal = self.nodes.iter().filter_map(|node| node.internal.as_ref());
+        let control: Vec<&str> = self.nodes.iter().map(|node| node.control.as_str()).collect();
+        let config = lane_router::Config {
+            broker: internal.map(|at| format!("{}:{}", at.host, at.port)).collect::<Vec<_>>().join(","),
+            tls: files,
+            control: control.join(","),
+            control_tls: true,
+            bind: "127.0.0.1:0".to_owned(),
+            broker_port_step,
+            ..lane_router::Config::default()
+        };
+        let handle = ServiceHandle::standalone("lane-router");
+        lane_router::start(config, handle.clone()).await.unwrap();
+        handle
     }
 
     /// It ends in the middle of whatever it does.

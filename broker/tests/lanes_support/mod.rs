@@ -121,14 +121,19 @@ impl Reader {
         topic: &str,
         partitions: i32,
     ) -> Reader {
+        let client = nodes.client_as(client_id, lane);
+        Reader::start_on(client, group, lane.is_some(), topic, partitions)
+    }
+
+    pub fn start_on(client: Cluster, group: &str, in_lane: bool, topic: &str, partitions: i32) -> Reader {
         let (mode, follow) = watch::channel(Mode::Reads);
         let (assigned, is_assigned) = watch::channel(0);
         let (put_off, is_put_off) = watch::channel(0);
         let (at_end, is_at_end) = watch::channel(0);
         let reading = Reading {
-            client: nodes.client_as(client_id, lane),
+            client,
             group: group.to_owned(),
-            in_lane: lane.is_some(),
+            in_lane,
             topic: topic.to_owned(),
             partitions,
             mode: follow,
