@@ -87,7 +87,7 @@ impl Default for Options {
             block_bytes: 4 << 20,
             pending_bytes_max: 32 << 20,
             log_bytes_target: 96 << 20,
-            log_blocks_target: 1_000,
+            log_blocks_target: 2_000,
             log_bytes_max: 256 << 20,
             object_bytes: 8 << 20,
             ended_bytes_min: 64 << 10,

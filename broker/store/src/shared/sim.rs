@@ -33,6 +33,8 @@ pub(super) enum Twin {
     ConfirmedTooEarly,
     /// Nobody is told that packs are needed.
     NothingPinned,
+    /// A record that has a manifest does not say who left it.
+    ManifestAlone,
 }
 
 /// The way from one broker to the store. It loses requests and answers, and in the end it is cut.
@@ -220,6 +222,7 @@ struct Kept {
 }
 
 struct World {
+    seed: u64,
     dice: Arc<Dice>,
     twin: Twin,
     remote: Memory,
@@ -248,8 +251,9 @@ struct Report {
 
 type Check<T> = Result<T, String>;
 
-fn options() -> Options {
-    Options {
+/// Every second seed has tails that seldom become objects of their own, and packs instead.
+fn options(seed: u64) -> Options {
+    let options = Options {
         block_bytes: 700,
         pending_bytes_max: 5_000,
         log_bytes_target: 1_500,
@@ -264,6 +268,17 @@ fn options() -> Options {
         read_ahead_bytes_max: 1 << 10,
         retry_after_max: Duration::ZERO,
         ..Options::default()
+    };
+    match seed % 2 {
+        0 => options,
+        _ => Options {
+            log_bytes_target: 300,
+            ended_bytes_min: 400,
+            merge_below_bytes: 1_000,
+            inline_bytes_max: 40,
+            object_bytes: 200,
+            ..options
+        },
     }
 }
 
@@ -274,6 +289,7 @@ impl World {
         let remote = Memory::new();
         remote.set_fence(twin != Twin::FenceOff);
         World {
+            seed,
             dice: Arc::new(Dice::new(seed)),
             twin,
             remote,
@@ -298,7 +314,7 @@ impl World {
     }
 
     fn step(&mut self) -> Check<()> {
-        self.assign()?;
+        self.assign(None)?;
         if self.chance(100) {
             self.forget_lives()?;
         }
@@ -331,7 +347,7 @@ impl World {
             per_mille: 60,
             calls_left: Arc::new(AtomicU64::new(u64::MAX)),
         };
-        let inner = Inner::open(Arc::new(line.clone()), life, options(), true).unwrap();
+        let inner = Inner::open(Arc::new(line.clone()), life, options(self.seed), true).unwrap();
         inner.core.lock().twin = self.twin;
         let shared = Shared { inner };
         let (writers, block, job) = (BTreeMap::new(), None, None);
@@ -386,9 +402,10 @@ impl World {
         Ok(())
     }
 
-    /// Gives every directory without an owner to somebody.
-    fn assign(&mut self) -> Check<()> {
-        let orphans: Vec<usize> = (0..self.dirs.len()).filter(|d| self.dirs[*d].owner.is_none()).collect();
+    /// Gives every directory without an owner to somebody, but for one.
+    fn assign(&mut self, but: Option<usize>) -> Check<()> {
+        let is_orphan = |dir: &usize| self.dirs[*dir].owner.is_none() && Some(*dir) != but;
+        let orphans: Vec<usize> = (0..self.dirs.len()).filter(is_orphan).collect();
         if orphans.is_empty() {
             return Ok(());
         }
@@ -666,6 +683,9 @@ impl World {
         let heir = if self.chance(200) { owner } else { alive[self.pick(alive.len())] };
         // The record goes on to name whoever left the manifest.
         self.dirs[index].manifest = Some(manifest);
+        if self.twin == Twin::ManifestAlone {
+            self.dirs[index].lives.clear();
+        }
         if heir == owner || self.chance(900) {
             if self.adopt(heir, &[index]) {
                 self.take_possession(heir, &[index])?;
@@ -676,6 +696,13 @@ impl World {
             }
         } else {
             self.brokers[heir].line.calls_left.store(0, Ordering::Relaxed);
+            // Who left the manifest may die, too, and the controller may look before somebody takes over.
+            if self.chance(500) {
+                self.brokers[owner].line.calls_left.store(0, Ordering::Relaxed);
+            }
+            self.bury()?;
+            self.assign(Some(index))?;
+            return self.forget_lives();
         }
         self.bury()
     }
@@ -1018,6 +1045,11 @@ fn it_would_be_seen_if_the_log_were_cut_too_early() {
 #[test]
 fn it_would_be_seen_if_packs_were_not_pinned() {
     is_seen(Twin::NothingPinned);
+}
+
+#[test]
+fn it_would_be_seen_if_a_record_did_not_say_who_left_the_manifest() {
+    is_seen(Twin::ManifestAlone);
 }
 
 #[test]
