@@ -147,9 +147,13 @@ impl Soak {
         row.with_context(|| format!("{} seed {seed}; logs: {}", self.store, self.kept_logs(seed, &log)))
     }
 
+    fn kept_file(&self, seed: u64, what: &str) -> PathBuf {
+        std::env::temp_dir().join(format!("sealane-soak-{}-{seed}.{what}", self.store))
+    }
+
     /// Where the logs of a failed run are kept.
     fn kept_logs(&self, seed: u64, log: &str) -> String {
-        let file: PathBuf = std::env::temp_dir().join(format!("sealane-soak-{}-{seed}.log", self.store));
+        let file = self.kept_file(seed, "log");
         match fs::write(&file, log) {
             Ok(()) => file.display().to_string(),
             Err(error) => format!("lost, {}: {error}", file.display()),
@@ -198,6 +202,14 @@ impl Soak {
         row.refusals += promises.refusals;
         row.sent_again = promises.sent_again;
         let found = read(&self.cluster, &topic)?;
+        if std::env::var_os("SEALANE_SOAK_KEEP").is_some() {
+            let lines = found.iter().map(|((partition, offset), value)| {
+                format!("{partition} {offset} {}\n", &value[..value.len().min(20)])
+            });
+            fs::write(self.kept_file(seed, "found"), lines.collect::<String>())?;
+            let said = self.cluster.dir().join(format!("kcat-{topic}.log"));
+            fs::copy(said, self.kept_file(seed, "kcat"))?;
+        }
         promises.judge(&found)?;
         judge_lines(&found, row.lines)?;
         row.read_along = along.judge(&found)? as u64;
