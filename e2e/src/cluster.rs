@@ -244,6 +244,11 @@ impl Cluster {
         self.ports.base + 100 * broker
     }
 
+    /// Of the first lane. The brokers of a lane are behind it, ten ports apart.
+    pub fn lane_port(&self) -> u16 {
+        self.ports.base + 340
+    }
+
     pub fn address(&self, broker: u16) -> String {
         format!("127.0.0.1:{}", self.port(broker))
     }
@@ -386,11 +391,13 @@ impl Cluster {
         });
         format!(
             "data_dir = {:?}\nregion = \"east\"\ncontrol_bind = \"127.0.0.1:{}\"\nhttp_bind = \"127.0.0.1:{}\"\n\
+             lane_port_first = {}\nlane_port_count = 5\n\
              [[listeners]]\nname = \"plain\"\nbind = \"127.0.0.1:{port}\"\n{}\
              [cluster]\n{settings}",
             self.dir.path().join(format!("data-{broker}")),
             port + 2,
             port + 3,
+            self.lane_port(),
             internal.unwrap_or_default(),
         )
     }

@@ -1,5 +1,6 @@
 //! A region of three brokers on etcd and S3 linked to a region of one: owners and mirrors are killed under load on
-//! both sides, and both regions hold the same records, each once and in the order of its origin.
+//! both sides, and both regions hold the same records, each once and in the order of its origin. And a lane's clients
+//! that reach the three brokers through the lane-router alone.
 
 #![cfg(feature = "cluster")]
 
@@ -72,6 +73,40 @@ fn killed(mut linked: Linked, rounds: u64, victims: &[Side]) -> Result<()> {
 #[test]
 fn both_regions_hold_the_same_whatever_is_killed() -> Result<()> {
     killed(linked("")?, stake::rounds(3), &[Side::EastMirror, Side::EastMirror, Side::WestMirror])
+}
+
+#[test]
+fn a_lane_reaches_every_owner_through_its_router_whichever_broker_is_killed() -> Result<()> {
+    let mut linked = linked("")?;
+    linked.cluster.cli(0, &["lane", "create", "boe-cart"])?;
+    linked.spawn(Side::LaneRouter)?;
+    // The only address that the writers are told.
+    let entry = format!("127.0.0.1:{}", linked.cluster.lane_port());
+    let writers = Writers::start(&[entry], TOPIC, PARTITIONS, stake::seed(1));
+    let all: Vec<usize> = (0..PARTITIONS as usize).collect();
+    writers.until_first_after(&all, std::time::Instant::now())?;
+    for victim in 0..BROKERS {
+        linked.cluster.kill(victim)?;
+        // Every partition goes on, those of the dead broker at their next owners.
+        writers.until_first_after(&all, std::time::Instant::now())?;
+        linked.cluster.spawn(victim)?;
+        linked.cluster.wait(victim)?;
+    }
+    writers.until_first_after(&all, std::time::Instant::now())?;
+    let promises = writers.finish()?;
+    println!(
+        "{} records through the router over {BROKERS} kills of brokers; {} batches sent again, {} refused",
+        promises.made(),
+        promises.sent_again,
+        promises.refusals
+    );
+    ensure!(promises.made() > 0 && promises.sent_again > 0, "something was at stake");
+    let both = linked.until_equal(TOPIC, promises.made())?;
+    for found in &both {
+        ensure!(found.len() as u64 == promises.made(), "{} records of {}", found.len(), promises.made());
+    }
+    promises.judge(&both[0])?;
+    linked.stop(BROKERS)
 }
 
 /// Two mirrors in each region carry the same records at the same time.

@@ -159,9 +159,9 @@ impl Owners {
     }
 
     /// Keeps what is known up to date, and lets go of brokers that the cluster counts as gone: nobody waits
-    /// for them any more. Of a broker that is alone there is nothing to learn.
+    /// for them any more. Of a broker that is alone there is little to learn: which topics are gone.
     pub async fn follow(self: Arc<Self>) {
-        loop {
+        for round in 1_u64.. {
             tokio::time::sleep(FOLLOW_EVERY).await;
             // Whoever asks for something meets the error himself.
             let Ok(brokers) = self.brokers().await else { continue };
@@ -176,8 +176,10 @@ impl Owners {
                 });
                 known.topics.keys().cloned().collect()
             };
-            if brokers.len() > 1 {
+            if brokers.len() > 1 || round % ROUNDS_ALONE == 0 {
                 let _ = self.read(&topics).await;
+                // Who asks for one that is not there looks again.
+                self.known.lock().topics.retain(|_, indexes| !indexes.is_empty());
             }
         }
     }
@@ -299,3 +301,5 @@ const UNREACHABLE_FOR: Duration = Duration::from_secs(1);
 const CLUSTER_TRIES: usize = 3;
 const CLUSTER_WITHIN: Duration = Duration::from_secs(5);
 const FOLLOW_EVERY: Duration = Duration::from_secs(2);
+/// So many times less often where there is one broker.
+const ROUNDS_ALONE: u64 = 15;

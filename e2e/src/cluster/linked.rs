@@ -25,6 +25,8 @@ pub enum Side {
     /// One more mirror of each region: only the apply rule keeps it and the first apart.
     SecondEastMirror,
     SecondWestMirror,
+    /// The lane-router of the cluster.
+    LaneRouter,
 }
 
 /// The cluster is the region `east`.
@@ -62,6 +64,7 @@ impl Linked {
             Side::EastMirror => ("mirror", self.mirror(&self.east(), 4, ("west", Some(14)))),
             Side::WestMirror => ("mirror", self.mirror(&self.west(), 14, ("east", None))),
             Side::SecondEastMirror => ("mirror", self.mirror(&self.east(), 6, ("west", Some(16)))),
+            Side::LaneRouter => ("lane-router", self.router()),
             Side::SecondWestMirror => ("mirror", self.mirror(&self.west(), 16, ("east", None))),
         };
         let file = dir.join(format!("{side:?}.toml"));
@@ -121,7 +124,7 @@ impl Linked {
         let mut names: Vec<_> = fs::read_dir(self.cluster.dir())
             .map(|entries| entries.flatten().map(|entry| entry.path()).collect())
             .unwrap_or_default();
-        let sides = ["WestBroker", "Mirror"];
+        let sides = ["WestBroker", "Mirror", "LaneRouter"];
         names.retain(|path| {
             let name = path.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
             name.ends_with(".log") && sides.iter().any(|side| name.contains(side))
@@ -193,6 +196,18 @@ impl Linked {
             base + 3,
             self.west(),
             tls(&self.cluster, "sealane-broker"),
+        )
+    }
+
+    fn router(&self) -> String {
+        let control = (0..3).map(|broker| format!("127.0.0.1:{}", self.cluster.port(broker) + 2));
+        format!(
+            "broker = {:?}\nbroker_server_name = \"sealane-broker\"\ncontrol = {:?}\nbroker_port_step = 10\n\
+             bind = \"127.0.0.1:{}\"\n[tls]\n{}",
+            self.east(),
+            control.collect::<Vec<_>>().join(","),
+            self.ports.base + 220,
+            tls(&self.cluster, "sealane-lane-router"),
         )
     }
 
