@@ -139,7 +139,7 @@ mod tests {
         let second = Duration::from_secs(1);
         let mut rate = |bytes| {
             let object = meter.measure([(key, bytes)].into_iter(), second);
-            object.rates.get(&key.0.0.to_string()).map(|rates| rates.clone())
+            object.rates.get(&key.0.0.to_string()).cloned()
         };
         assert_eq!(rate(5_000), None);
         assert_eq!(rate(6_000), Some(vec![None, Some(768)]));

@@ -570,7 +570,7 @@ fn read_all(partition: &Arc<Partition>) -> Result<Vec<(Offset, String)>, String>
                 let record = record.map_err(|error| error.to_string())?;
                 let offset = Offset(batch.header.base_offset.0 + i64::from(record.offset_delta));
                 let value = record.value.ok_or("a record without a value")?;
-                values.push((offset, String::from_utf8_lossy(&value).into_owned()));
+                values.push((offset, String::from_utf8_lossy(value).into_owned()));
             }
         }
         from = read.next;
