@@ -146,20 +146,8 @@ impl Member {
         });
         let Some((opened, whole)) = opened.await else { return Ok(false) };
         all &= whole;
-        let mut by_topic: HashMap<TopicId, Vec<Arc<Partition>>> = HashMap::new();
-        for opened in opened {
-            match opened {
-                Ok(partition) => by_topic.entry(partition.topic_id).or_default().push(partition),
-                Err(error) if living.shared.lost().is_some() => {
-                    tracing::debug!(%error, "this life is over while it opens a partition");
-                    all = false;
-                }
-                Err(error) => {
-                    tracing::error!(%error, "a partition cannot be opened and is not served");
-                    all = false;
-                }
-            }
-        }
+        let (by_topic, whole) = by_topic(&living.shared, opened);
+        all &= whole;
         let life = living.life.to_string();
         let mut failed = None;
         for (topic, partitions) in by_topic {
@@ -181,22 +169,29 @@ impl Member {
                 tracing::info!(%topic, partitions = count, "partitions are taken over and served here");
             }
             for open in partitions {
-                if recorded.contains(&open.index.0) {
-                    living.shared.confirm(std::slice::from_ref(open.directory()));
-                    if let Some(manifest) = manifests.remove(&(topic, open.index.0)) {
-                        remove_manifest(&self.stores.remote, manifest);
+                let manifest = manifests.remove(&(topic, open.index.0));
+                match recorded.contains(&open.index.0) {
+                    true => self.serve_opened(living, open, manifest).await,
+                    false => {
+                        open.close();
+                        let (shared, dir) = (living.shared.clone(), open.directory().clone());
+                        let _ = waiting::blocking(move || shared.disown(&dir)).await;
                     }
-                    living.owned.insert((topic, open.index.0), open.clone());
-                    self.broker.judge_as_set(&open).await;
-                    self.broker.serve_partition(open);
-                } else {
-                    open.close();
-                    let (shared, dir) = (living.shared.clone(), open.directory().clone());
-                    let _ = waiting::blocking(move || shared.disown(&dir)).await;
                 }
             }
         }
         failed.map_or(Ok(all), Err)
+    }
+
+    /// It is on record as this life's: whatever it was read from is needed no longer.
+    async fn serve_opened(&self, living: &mut Living, open: Arc<Partition>, manifest: Option<String>) {
+        living.shared.confirm(std::slice::from_ref(open.directory()));
+        if let Some(manifest) = manifest {
+            remove_manifest(&self.stores.remote, manifest);
+        }
+        living.owned.insert((open.topic_id, open.index.0), open.clone());
+        self.broker.judge_as_set(&open).await;
+        self.broker.serve_partition(open);
     }
 
     async fn adoption(&self, life: Life, taking: &Taking) -> Result<Option<Inheritance>, StoreError> {
@@ -314,6 +309,27 @@ fn adopt_what_can_be(shared: &Shared, adopts: Vec<(Inheritance, Taking)>) -> (Ve
         }
     }
     (adopted, false)
+}
+
+type ByTopic = HashMap<TopicId, Vec<Arc<Partition>>>;
+
+/// What could be opened, by topic, and whether that is all.
+fn by_topic(shared: &Shared, opened: Vec<Result<Arc<Partition>, OpenError>>) -> (ByTopic, bool) {
+    let (mut by_topic, mut all) = (ByTopic::new(), true);
+    for opened in opened {
+        match opened {
+            Ok(partition) => by_topic.entry(partition.topic_id).or_default().push(partition),
+            Err(error) if shared.lost().is_some() => {
+                tracing::debug!(%error, "this life is over while it opens a partition");
+                all = false;
+            }
+            Err(error) => {
+                tracing::error!(%error, "a partition cannot be opened and is not served");
+                all = false;
+            }
+        }
+    }
+    (by_topic, all)
 }
 
 /// What a former owner left to be read is read, and on record as read.
