@@ -290,6 +290,7 @@ const FAILED: &str = "
 | --- | ---: | --- | --- | --- |
 | hdfs | 212 | d9d60ce | kcat took 246 of 7,670 lines for stored that were not in the topic; every promise to our own writers held. NameNode killed, and a broker stopped, for 16 s: the other two brokers had given their lives up | not known: eight repeats of the seed held |
 | s3 | 252, 310, 315 | d9d60ce, 3ba6b95 | kcat ended by itself | it does so when it has lost all of its connections |
+| s3 | 325 | 3ba6b95 | an ERROR in a log, a store silent for 10 s; what was acknowledged was there once | leases were lost in the same seconds everywhere: the machine was overloaded |
 
 A takeover that meets a NameNode which has just come back may wait for 30 s more (lease recovery is tried again after 30
 heartbeats): the long pauses of `name-node` beside a zombie. Two DataNodes of three within seconds may cost 20 to 30 s: a
