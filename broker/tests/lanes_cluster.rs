@@ -158,7 +158,9 @@ async fn disturb(nodes: &mut Nodes, round: usize) {
         2 => {
             let to = (0..nodes.len()).map(|at| nodes.id(at)).find(|id| !leaders[..1].contains(id)).unwrap();
             let request = v1::MovePartitionRequest { topic: TOPIC.to_owned(), partition: 0, to };
-            nodes.control(0).await.move_partition(request).await.unwrap();
+            // Who has just lost its life is not alive for a moment, and what is being taken over is not moved.
+            let noted = async || nodes.control(0).await.move_partition(request.clone()).await.is_ok();
+            eventually("the wish is noted", noted).await;
             eventually("it has moved", async || nodes.leaders(0, TOPIC).await.first() == Some(&to)).await;
         }
         // One goes and another comes.
