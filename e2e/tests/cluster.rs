@@ -111,7 +111,7 @@ fn refusals(cluster: &Cluster) -> Result<()> {
         (["move", "nothing", "0", "1"].as_slice(), "no topic nothing"),
         (&["move", TOPIC, "12", "1"], "only 0 to 11"),
         (&["move", TOPIC, "0", "9"], "broker 9 is not alive"),
-        (&["move", TOPIC, "-1", "1"], "partition"),
+        (&["move", TOPIC, "-1", "1"], "-1"),
         (&["drain", "9"], "broker 9 is not alive"),
         (&["drain", "first"], "first"),
     ] {
