@@ -11,6 +11,7 @@ mod support;
 use std::collections::BTreeSet;
 use std::time::Duration;
 
+use kafka::ErrorCode;
 use kafka::messages::{DescribeClusterRequest, MetadataRequest};
 use support::{Load, Nodes, eventually};
 
@@ -121,6 +122,23 @@ async fn a_broker_that_joins_takes_its_share_and_one_that_stops_gives_it_back() 
     eventually("manifests that were read are removed", async || nodes.objects("manifests") == 0).await;
     eventually("nothing is left of the broker that stopped", async || nodes.lives() <= 2).await;
     nodes.check(TOPIC, &sent).await.unwrap();
+    nodes.stop().await;
+}
+
+/// What a producer had written first was lost with its owner. librdkafka believes that it is stored when a later
+/// batch is.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_second_batch_is_not_taken_before_the_first_when_the_owner_has_changed() {
+    let nodes = Nodes::start(2).await;
+    nodes.create_topic(TOPIC, 1).await;
+    for at in 0..2 {
+        nodes.lose_lease(at).await;
+        nodes.until_alive(at).await;
+    }
+    eventually("it is served again", async || nodes.produce(TOPIC, 7, 0).await == Ok(0)).await;
+    assert_eq!(nodes.produce(TOPIC, 8, 1).await, Err(ErrorCode::OutOfOrderSequenceNumber.code()));
+    assert_eq!(nodes.produce(TOPIC, 8, 0).await, Ok(1));
+    assert_eq!(nodes.produce(TOPIC, 8, 1).await, Ok(2));
     nodes.stop().await;
 }
 

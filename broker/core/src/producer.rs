@@ -123,6 +123,12 @@ impl Producers {
         self.by_id.retain(|_, p| p.last_timestamp >= oldest);
     }
 
+    /// Whether a batch is of a producer that is not known and says that it has written here before: its state
+    /// has expired, or what it wrote before is not here.
+    pub fn is_of_a_stranger(&self, header: &BatchHeader) -> bool {
+        header.producer_id.0 >= 0 && header.base_sequence > 0 && !self.by_id.contains_key(&header.producer_id)
+    }
+
     pub fn len(&self) -> usize {
         self.by_id.len()
     }

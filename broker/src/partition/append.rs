@@ -5,6 +5,7 @@
 
 use std::io::IoSlice;
 use std::sync::Arc;
+use std::time::Duration;
 
 use broker_core::Fold;
 use broker_core::fold::{Content, Origin};
@@ -131,6 +132,9 @@ struct Write<'a> {
     keep: &'a dyn Fn() -> [Bytes; 2],
 }
 
+/// How long after a take-over a client may still be sending again what it had under way.
+const REORDERED_WITHIN: Duration = Duration::from_secs(120);
+
 impl Partition {
     /// Appends a client's batch, or finds that it is there already.
     pub fn append(&self, request: Append<'_>) -> Result<Appended, AppendError> {
@@ -142,6 +146,13 @@ impl Partition {
         if self.store.is_remote() { may_wait(work) } else { work() }
     }
 
+    /// Batches that follow each other may meet a broker that is not the owner yet and the same broker as the
+    /// owner. The later one must not be taken before the earlier one, also where the former owner lost all that
+    /// the producer had written here: its client would believe that the earlier one is stored, too.
+    fn lately_taken_over(&self) -> bool {
+        self.store.is_remote() && self.epoch.0 > 0 && self.opened.elapsed() < REORDERED_WITHIN
+    }
+
     fn append_batch(&self, request: Append<'_>) -> Result<Appended, AppendError> {
         let settings = self.settings();
         let mut state = self.state.lock();
@@ -151,6 +162,9 @@ impl Partition {
         }
         let header = &request.batch.header;
         match state.fold.producers.check(header) {
+            Sequence::Append if self.lately_taken_over() && state.fold.producers.is_of_a_stranger(header) => {
+                return Err(AppendError::Refused(ErrorCode::OutOfOrderSequenceNumber));
+            }
             Sequence::Append => {}
             Sequence::Refuse(code) => return Err(AppendError::Refused(code)),
             Sequence::Duplicate { base_offset, last_offset, timestamp } => {

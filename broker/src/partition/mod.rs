@@ -23,6 +23,7 @@ mod wait;
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Instant;
 
 use broker_core::Fold;
 use broker_store::{SegmentStore, StoreError, StorePath, Writer};
@@ -122,6 +123,7 @@ pub struct Partition {
     flushing: Mutex<()>,
     progress: watch::Sender<Progress>,
     waiters: Mutex<Vec<std::sync::Weak<Waiter>>>,
+    opened: Instant,
     /// Written and read since it was opened.
     used_bytes: AtomicU64,
 }

@@ -3,6 +3,7 @@
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
+use std::time::Instant;
 
 use broker_store::{SegmentStore, StorePath};
 use kafka::{LeaderEpoch, PartitionIndex, TimestampMs, TopicId, TopicName};
@@ -113,6 +114,7 @@ impl OpenPartition {
             flushing: Mutex::new(()),
             progress: watch::Sender::new(progress),
             waiters: Mutex::default(),
+            opened: Instant::now(),
             used_bytes: AtomicU64::new(0),
         }))
     }

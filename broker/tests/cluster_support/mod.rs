@@ -333,6 +333,28 @@ impl Nodes {
         self.meta.list(prefix).await.unwrap().len()
     }
 
+    /// One batch of an idempotent producer, sent again while a client would do so; its offset, or the error.
+    pub async fn produce(&self, topic: &str, producer: i64, sequence: i32) -> Result<i64, i16> {
+        let writer = Writer {
+            client: self.client(),
+            topic: topic.to_owned(),
+            partition: 0,
+            producer: ProducerId(producer),
+            stop: Arc::default(),
+            acknowledged: Arc::default(),
+            failed: Arc::default(),
+        };
+        let end = tokio::time::Instant::now() + PATIENCE;
+        loop {
+            match writer.send(writer.batch(sequence, &format!("{sequence}"))).await {
+                Ok(Some(offset)) => return Ok(offset),
+                Ok(None) => assert!(tokio::time::Instant::now() < end, "nobody takes it"),
+                Err(code) => return Err(code),
+            }
+            tokio::time::sleep(NAP).await;
+        }
+    }
+
     pub async fn commit(&self, group: &str, topic: &str, offset: i64) {
         let client = self.client();
         eventually("the offset is committed", async || {
@@ -549,10 +571,7 @@ impl Writer {
                 break;
             }
             let value = format!("{}-{}-{sequence}", self.topic, self.partition);
-            let mut builder = BatchBuilder::new(Offset(0), now(), Codec::None);
-            builder.producer(self.producer, ProducerEpoch(0), sequence);
-            builder.push(0, 0, None, Some(value.as_bytes()), &[]);
-            let batch = builder.build().bytes;
+            let batch = self.batch(sequence, &value);
             let end = tokio::time::Instant::now() + PATIENCE;
             loop {
                 match self.send(batch.clone()).await {
@@ -574,6 +593,13 @@ impl Writer {
             }
         }
         written
+    }
+
+    fn batch(&self, sequence: i32, value: &str) -> bytes::Bytes {
+        let mut builder = BatchBuilder::new(Offset(0), now(), Codec::None);
+        builder.producer(self.producer, ProducerEpoch(0), sequence);
+        builder.push(0, 0, None, Some(value.as_bytes()), &[]);
+        builder.build().bytes
     }
 
     /// The offset, or `None` where a client tries again; an error that it does not get over.
