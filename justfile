@@ -78,6 +78,14 @@ down:
     kill -KILL -- -"$(cat "$pid")" 2>/dev/null || true
     rm "$pid"
 
+# A real Kubernetes on this machine (root), one cluster for each REGION: `just kube up 1` prints its kubeconfig's path.
+kube action="up" region="1":
+    @e2e/kubernetes/region.sh {{action}} {{region}}
+
+# The tests on a real Kubernetes (root; its first build takes some 13 CPU minutes).
+test-kubernetes *args:
+    cargo test --workspace --features kubernetes --test 'kubernetes*' {{args}} -- --test-threads 1
+
 # The S3 tests on SeaweedFS in place of gofakes3; its first build takes minutes.
 seaweed:
     SEALANE_S3=seaweed cargo test --workspace --features cluster --lib remote::s3 -- --test-threads 1

@@ -11,6 +11,8 @@ pub mod compare;
 pub mod dice;
 pub mod dump;
 pub mod http;
+#[cfg(feature = "kubernetes")]
+pub mod kubernetes;
 pub mod lanes;
 pub mod load;
 pub mod logread;
