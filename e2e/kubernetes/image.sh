@@ -11,7 +11,7 @@ exec 9>"$K8S_HOME/sealane/lock"; flock 9
 tar=$K8S_HOME/sealane/$tag.tar
 sum=$(sha256sum "$program" "$here/../../manifests/image/root.sh" "$here/img/mkimg.py" | cut -c1-64 | sha256sum | cut -c1-64)
 if [ ! -e "$tar" ] || [ "$(cat "$tar.sum" 2>/dev/null)" != "$sum" ]; then
-  root=$(mktemp -d "$K8S_HOME/sealane/root.XXXXXX"); trap 'rm -rf "$root"' EXIT
+  root=$(mktemp -d -p "$K8S_HOME/sealane"); trap 'rm -rf "$root"' EXIT
   # Lines of debugging are no part of a program's behaviour, and most of its bytes.
   strip -o "$root/sealane" "$program"
   bash "$here/../../manifests/image/root.sh" "$root/sealane" "$root/image"
