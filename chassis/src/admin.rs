@@ -1,4 +1,4 @@
-//! The HTTP endpoint of a service: `/healthz`, `/readyz`, `/metrics` (Prometheus text).
+//! The HTTP endpoint of a service: `/healthz`, `/livez`, `/readyz`, `/metrics` (Prometheus text).
 //!
 //! Just enough HTTP/1.1 for probes and scrapers: GET and HEAD, one request per connection, a bounded
 //! head, a deadline. Nothing here may slow the service down or grow without limit.
@@ -90,9 +90,10 @@ impl Endpoint {
     fn page(&self, path: &str) -> (&'static str, String) {
         match path {
             "/healthz" => self.verdict(ServiceHandle::is_healthy, |_| Vec::new()),
+            "/livez" => self.verdict(ServiceHandle::is_alive, ServiceHandle::troubles),
             "/readyz" => self.verdict(ServiceHandle::is_ready, ServiceHandle::troubles),
             "/metrics" => ("200 OK", self.registry.render()),
-            _ => ("404 Not Found", "pages: /healthz /readyz /metrics\n".to_owned()),
+            _ => ("404 Not Found", "pages: /healthz /livez /readyz /metrics\n".to_owned()),
         }
     }
 
@@ -142,6 +143,7 @@ mod tests {
         assert!(get(address, "GET /readyz HTTP/1.1\r\n\r\n").await.starts_with("HTTP/1.1 503 "));
         service.set_ready(true);
         assert!(get(address, "GET /readyz HTTP/1.1\r\nHost: x\r\n\r\n").await.ends_with("broker: ok\n"));
+        assert!(get(address, "GET /livez HTTP/1.1\r\n\r\n").await.starts_with("HTTP/1.1 200 "));
         let (full, wrong) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicBool::new(false)));
         let (is_full, is_wrong) = (full.clone(), wrong.clone());
         service.on_probe(move || {

@@ -56,6 +56,10 @@ impl<T: Documented> Documented for Option<T> {
 pub enum ConfigError {
     #[error("{path}: cannot be read: {source}")]
     Read { path: PathBuf, source: std::io::Error },
+    #[error("{path}, line {line}: {name} is not set in the environment")]
+    Unset { path: PathBuf, line: usize, name: String },
+    #[error("{path}, line {line}: the environment's {name} has a quote, a backslash or a line break in it")]
+    Unfit { path: PathBuf, line: usize, name: String },
     #[error("{path}, line {line}: {message}")]
     Content { path: PathBuf, line: usize, message: String },
 }
@@ -64,7 +68,31 @@ pub enum ConfigError {
 pub fn load<T: DeserializeOwned>(path: &Path) -> Result<T, ConfigError> {
     let text = std::fs::read_to_string(path)
         .map_err(|source| ConfigError::Read { path: path.to_owned(), source })?;
-    parse(&text, path)
+    parse(&expand(&text, path, |name| std::env::var(name).ok())?, path)
+}
+
+/// Puts variables of the environment where `${NAME}` stands, outside of comments. For what is known
+/// only where the process runs, such as the address of its node.
+fn expand(text: &str, path: &Path, value: impl Fn(&str) -> Option<String>) -> Result<String, ConfigError> {
+    let mut out = String::with_capacity(text.len());
+    for (line, content) in (1..).zip(text.split_inclusive('\n')) {
+        let mut rest = content;
+        while let Some((before, after)) =
+            rest.split_once("${").filter(|_| !content.trim_start().starts_with('#'))
+        {
+            let Some((name, after)) = after.split_once('}') else { break };
+            let (path, name) = (path.to_owned(), name.to_owned());
+            let Some(value) = value(&name) else { return Err(ConfigError::Unset { path, line, name }) };
+            if value.contains(['"', '\'', '\\', '\n', '\r']) {
+                return Err(ConfigError::Unfit { path, line, name });
+            }
+            out.push_str(before);
+            out.push_str(&value);
+            rest = after;
+        }
+        out.push_str(rest);
+    }
+    Ok(out)
 }
 
 /// As [`load`], from text; `path` is for the error only.
@@ -277,6 +305,22 @@ mod tests {
             /// Name of the rack, if any.
             pub rack: Option<String>,
         }
+    }
+
+    #[test]
+    fn variables_of_the_environment_are_put_in_and_unknown_ones_are_named() {
+        let known = |name: &str| match name {
+            "HOST" => Some("10.0.0.1".to_owned()),
+            "ODD" => Some("a\"b".to_owned()),
+            _ => None,
+        };
+        let path = Path::new("f.toml");
+        let text = "# ${NOPE}\na = \"${HOST}:1,${HOST}:2\"\nb = \"${open\"\n";
+        let expected = "# ${NOPE}\na = \"10.0.0.1:1,10.0.0.1:2\"\nb = \"${open\"\n";
+        assert_eq!(expand(text, path, known).expect("all are known"), expected);
+        let error = expand("\nx = \"${NOPE}\"", path, known).expect_err("not set").to_string();
+        assert_eq!(error, "f.toml, line 2: NOPE is not set in the environment");
+        assert!(expand("x = \"${ODD}\"", path, known).is_err());
     }
 
     #[test]

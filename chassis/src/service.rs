@@ -53,6 +53,8 @@ pub enum Trouble {
     Unready(String),
     /// A person should know; what else the service does is as good as ever.
     Known(String),
+    /// It will not come right by itself: whoever can should start the process anew.
+    Dead(String),
 }
 
 #[derive(Default)]
@@ -250,6 +252,11 @@ impl ServiceHandle {
         up && self.is_healthy() && !self.troubles().iter().any(Trouble::is_unready)
     }
 
+    /// Nothing is wrong that only a new start would mend.
+    pub fn is_alive(&self) -> bool {
+        self.is_healthy() && !self.troubles().iter().any(|trouble| matches!(trouble, Trouble::Dead(_)))
+    }
+
     /// No essential task of the process is dead.
     pub fn is_healthy(&self) -> bool {
         self.0.failure.first().is_none()
@@ -270,12 +277,12 @@ impl ServiceHandle {
 
 impl Trouble {
     pub fn is_unready(&self) -> bool {
-        matches!(self, Trouble::Unready(_))
+        matches!(self, Trouble::Unready(_) | Trouble::Dead(_))
     }
 
     pub fn text(&self) -> &str {
         match self {
-            Trouble::Unready(text) | Trouble::Known(text) => text,
+            Trouble::Unready(text) | Trouble::Known(text) | Trouble::Dead(text) => text,
         }
     }
 }

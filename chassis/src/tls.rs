@@ -102,6 +102,29 @@ impl ClientTls {
         })
     }
 
+    /// From PEM in memory, which nothing changes: trusts `ca` and shows `identity` (chain, key) to
+    /// servers that ask.
+    pub fn of_pem(ca: &[u8], identity: Option<(&[u8], &[u8])>) -> Result<Arc<ClientTls>, TlsError> {
+        let place = Path::new("(in memory)");
+        let ca = chain_in(place, ca)?;
+        let identity = match identity {
+            Some((cert, key)) => Some((chain_in(place, cert)?, private_key_in(place, key)?)),
+            None => None,
+        };
+        Reloading::new(Vec::new(), move || {
+            let builder = ClientConfig::builder_with_provider(provider())
+                .with_safe_default_protocol_versions()
+                .expect("ring supports the default versions")
+                .with_root_certificates(roots_of(place, ca.clone())?);
+            match &identity {
+                None => Ok(builder.with_no_client_auth()),
+                Some((chain, key)) => builder
+                    .with_client_auth_cert(chain.clone(), key.clone_key())
+                    .map_err(|error| invalid(place, error)),
+            }
+        })
+    }
+
     /// Trusts `ca` and shows no certificate.
     pub fn anonymous(ca: &Path, alpn: &[&[u8]]) -> Result<Arc<ClientTls>, TlsError> {
         let alpn: Vec<Vec<u8>> = alpn.iter().map(|name| name.to_vec()).collect();
@@ -254,16 +277,23 @@ fn provider() -> Arc<rustls::crypto::CryptoProvider> {
 }
 
 fn roots(path: &Path) -> Result<RootCertStore, TlsError> {
+    roots_of(path, chain(path)?)
+}
+
+fn roots_of(path: &Path, certificates: Vec<CertificateDer<'static>>) -> Result<RootCertStore, TlsError> {
     let mut roots = RootCertStore::empty();
-    for certificate in chain(path)? {
+    for certificate in certificates {
         roots.add(certificate).map_err(|error| invalid(path, error))?;
     }
     Ok(roots)
 }
 
 fn chain(path: &Path) -> Result<Vec<CertificateDer<'static>>, TlsError> {
-    let text = read(path)?;
-    let chain: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(&text).collect();
+    chain_in(path, &read(path)?)
+}
+
+fn chain_in(path: &Path, text: &[u8]) -> Result<Vec<CertificateDer<'static>>, TlsError> {
+    let chain: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(text).collect();
     let chain = chain.map_err(|error| invalid(path, error))?;
     if chain.is_empty() {
         return Err(TlsError::Missing { path: path.to_owned(), what: "certificate" });
@@ -272,7 +302,11 @@ fn chain(path: &Path) -> Result<Vec<CertificateDer<'static>>, TlsError> {
 }
 
 fn private_key(path: &Path) -> Result<PrivateKeyDer<'static>, TlsError> {
-    match PrivateKeyDer::from_pem_slice(&read(path)?) {
+    private_key_in(path, &read(path)?)
+}
+
+fn private_key_in(path: &Path, text: &[u8]) -> Result<PrivateKeyDer<'static>, TlsError> {
+    match PrivateKeyDer::from_pem_slice(text) {
         Ok(key) => Ok(key),
         Err(rustls::pki_types::pem::Error::NoItemsFound) => {
             Err(TlsError::Missing { path: path.to_owned(), what: "private key" })

@@ -64,6 +64,34 @@ pub enum Command {
     Produce(Produce),
     /// Print the records of a topic
     Consume(Consume),
+    /// Run the Kubernetes operator
+    #[cfg(feature = "operator")]
+    Operator(OperatorService),
+    /// Judge files of Sealane's Kubernetes resources as the API server would, without one
+    #[cfg(feature = "operator")]
+    Lint(Lint),
+    /// Print the definitions of Sealane's Kubernetes resources, for `kubectl apply -f -`
+    #[cfg(feature = "operator")]
+    Crds,
+}
+
+#[cfg(feature = "operator")]
+#[derive(Debug, Args)]
+pub struct OperatorService {
+    /// Configuration file (TOML); every key has a default
+    #[arg(long, value_name = "FILE")]
+    pub config: Option<PathBuf>,
+    /// Print the full default configuration with comments, and end
+    #[arg(long)]
+    pub print_config: bool,
+}
+
+#[cfg(feature = "operator")]
+#[derive(Debug, Args)]
+pub struct Lint {
+    /// YAML or JSON files
+    #[arg(required = true, value_name = "FILE")]
+    pub files: Vec<PathBuf>,
 }
 
 #[derive(Clone, Copy, Debug, ValueEnum)]

@@ -52,6 +52,7 @@ const CONFIGURATION: &str = "\
 Made from the code; do not edit. Each service reads one TOML file (`--config FILE`); `--print-config` prints a
 full default with comments. A key that is left out keeps its default; a key that does not exist is an error.
 The file says only how to reach things: topics, lanes and their settings are objects that commands make.
+`${NAME}` in a value stands for a variable of the environment, for what is known only where the service runs.
 `sealane local` needs no file.
 
 Certificate files are looked at every 5 seconds and taken when they have changed. Logs: `--log` or `SEALANE_LOG`

@@ -14,6 +14,8 @@ mod lane;
 mod local;
 mod mirror_link;
 mod mirror_status;
+#[cfg(feature = "operator")]
+mod operator;
 mod output;
 mod produce;
 mod region;
@@ -74,6 +76,12 @@ async fn dispatch(command: Command) -> anyhow::Result<()> {
             mirror_link::run(command).await
         }
         Command::Local(args) => local::run(args).await,
+        #[cfg(feature = "operator")]
+        Command::Operator(args) => operator::run(args).await,
+        #[cfg(feature = "operator")]
+        Command::Lint(args) => operator::lint(&args),
+        #[cfg(feature = "operator")]
+        Command::Crds => operator::crds(),
         Command::Broker(args) => service::broker(args).await,
         Command::LaneRouter(args) => service::lane_router(args).await,
         Command::Mirror(MirrorCommand { service, command: None }) => service::mirror(service).await,
@@ -84,6 +92,8 @@ fn default_levels(command: &Command) -> &'static str {
     match command {
         Command::Broker(_) | Command::LaneRouter(_) => "info",
         Command::Mirror(mirror) if mirror.command.is_none() => "info",
+        #[cfg(feature = "operator")]
+        Command::Operator(_) => "info",
         _ => "warn",
     }
 }

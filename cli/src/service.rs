@@ -45,7 +45,7 @@ pub async fn lane_router(args: Service) -> anyhow::Result<()> {
 }
 
 /// Runs one service until a signal or the first dead task.
-async fn run<F>(name: &str, grace: Duration, start: impl FnOnce(ServiceHandle) -> F) -> anyhow::Result<()>
+pub async fn run<F>(name: &str, grace: Duration, start: impl FnOnce(ServiceHandle) -> F) -> anyhow::Result<()>
 where
     F: Future<Output = anyhow::Result<()>>,
 {
@@ -55,7 +55,7 @@ where
     finished(process.run(grace, start(service)).await)
 }
 
-async fn serve_http(service: &ServiceHandle, address: &str) -> anyhow::Result<()> {
+pub async fn serve_http(service: &ServiceHandle, address: &str) -> anyhow::Result<()> {
     if address.is_empty() {
         return Ok(());
     }

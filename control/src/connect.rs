@@ -15,6 +15,14 @@ pub struct TlsPaths<'a> {
     pub key: &'a Path,
 }
 
+/// The same in memory.
+#[derive(Clone, Debug)]
+pub struct TlsPem<'a> {
+    pub ca: &'a [u8],
+    pub cert: &'a [u8],
+    pub key: &'a [u8],
+}
+
 /// Why no connection was made.
 #[derive(Debug, thiserror::Error)]
 pub enum ConnectError {
@@ -33,6 +41,13 @@ pub async fn connect(address: &str, tls: Option<TlsPaths<'_>>) -> Result<Client,
     Ok(Client::new(channel))
 }
 
+/// As [`connect`], by certificates that are in no file.
+pub async fn connect_pem(address: &str, tls: TlsPem<'_>) -> Result<Client, ConnectError> {
+    let endpoint = secured(plain(address, "https")?, address, tls)?;
+    let channel: Channel = endpoint.connect().await.map_err(|error| refused(address, &error))?;
+    Ok(Client::new(channel))
+}
+
 /// A client of another broker at its control `address`; it connects when it is used, and again when that
 /// ended. `message_bytes_max` bounds an answer.
 pub fn peer(
@@ -45,7 +60,16 @@ pub fn peer(
 }
 
 fn endpoint(address: &str, tls: Option<TlsPaths<'_>>) -> Result<Endpoint, ConnectError> {
-    let scheme = if tls.is_some() { "https" } else { "http" };
+    match tls {
+        None => plain(address, "http"),
+        Some(paths) => {
+            let (ca, cert, key) = (read(paths.ca)?, read(paths.cert)?, read(paths.key)?);
+            secured(plain(address, "https")?, address, TlsPem { ca: &ca, cert: &cert, key: &key })
+        }
+    }
+}
+
+fn plain(address: &str, scheme: &str) -> Result<Endpoint, ConnectError> {
     let endpoint = Endpoint::from_shared(format!("{scheme}://{address}"))
         .map_err(|_| ConnectError::Address(address.to_owned()))?
         .connect_timeout(CONNECT_TIMEOUT)
@@ -53,16 +77,15 @@ fn endpoint(address: &str, tls: Option<TlsPaths<'_>>) -> Result<Endpoint, Connec
         .http2_keep_alive_interval(Duration::from_secs(10))
         .keep_alive_timeout(Duration::from_secs(10))
         .keep_alive_while_idle(true);
-    match tls {
-        None => Ok(endpoint),
-        Some(paths) => {
-            let config = ClientTlsConfig::new()
-                .ca_certificate(Certificate::from_pem(read(paths.ca)?))
-                .identity(Identity::from_pem(read(paths.cert)?, read(paths.key)?))
-                .domain_name(SERVER_NAME);
-            endpoint.tls_config(config).map_err(|error| refused(address, &error))
-        }
-    }
+    Ok(endpoint)
+}
+
+fn secured(endpoint: Endpoint, address: &str, tls: TlsPem<'_>) -> Result<Endpoint, ConnectError> {
+    let config = ClientTlsConfig::new()
+        .ca_certificate(Certificate::from_pem(tls.ca))
+        .identity(Identity::from_pem(tls.cert, tls.key))
+        .domain_name(SERVER_NAME);
+    endpoint.tls_config(config).map_err(|error| refused(address, &error))
 }
 
 fn read(path: &Path) -> Result<Vec<u8>, ConnectError> {

@@ -6,7 +6,7 @@
 
 mod connect;
 
-pub use connect::{ConnectError, TlsPaths, connect, peer};
+pub use connect::{ConnectError, TlsPaths, TlsPem, connect, connect_pem, peer};
 
 /// Messages, the client and the server trait, as generated.
 #[allow(clippy::doc_lazy_continuation, clippy::large_enum_variant)]

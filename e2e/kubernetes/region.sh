@@ -11,7 +11,7 @@ case "$action" in
     bash "$here/build.sh" >&2
     program=${SEALANE_BIN:-}
     if [ -z "$program" ]; then
-      (cd "$here/../.." && cargo build --workspace --features sealane/cluster --bin sealane) >&2
+      (cd "$here/../.." && cargo build --workspace --features sealane/cluster,sealane/operator --bin sealane) >&2
       program=${CARGO_TARGET_DIR:-$here/../../target}/debug/sealane
     fi
     bash "$here/image.sh" "$program" >&2

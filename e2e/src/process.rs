@@ -320,7 +320,9 @@ fn build() -> Result<PathBuf> {
     let mut command = Command::new("cargo");
     // The whole workspace decides on the features of what is shared: otherwise everything is compiled again.
     command.args(["build", "--quiet", "--workspace", "--bin", "sealane"]);
-    if cfg!(feature = "cluster") {
+    if cfg!(feature = "kubernetes") {
+        command.args(["--features", "cluster,operator"]);
+    } else if cfg!(feature = "cluster") {
         command.args(["--features", "cluster"]);
     }
     if profile.ends_with("release") {

@@ -1,0 +1,54 @@
+//! Why a reconciliation did not come to its end, and so what happens next.
+
+/// The end of a reconciliation that was cut short.
+#[derive(Debug, thiserror::Error)]
+pub enum Failure {
+    #[error("the API server: {0}")]
+    Kube(#[source] Box<kube::Error>),
+    /// Another operator may be writing: nothing is written any more.
+    #[error("this operator does not hold the Lease")]
+    NotLeader,
+    /// An object of that name is there and is not ours. Left as it is.
+    #[error("{kind} {name} exists and {why}; rename or delete it")]
+    Foreign { kind: String, name: String, why: String },
+    #[error("{0}")]
+    DataPlane(String),
+    #[error("{0}")]
+    Invalid(String),
+}
+
+impl From<kube::Error> for Failure {
+    fn from(error: kube::Error) -> Failure {
+        Failure::Kube(Box::new(error))
+    }
+}
+
+impl Failure {
+    fn code(&self) -> Option<u16> {
+        match self {
+            Failure::Kube(error) => match &**error {
+                kube::Error::Api(status) => Some(status.code),
+                _ => None,
+            },
+            _ => None,
+        }
+    }
+
+    /// Somebody else changed the object meanwhile: look again.
+    pub fn is_conflict(&self) -> bool {
+        self.code() == Some(409)
+    }
+
+    pub fn is_not_found(&self) -> bool {
+        self.code() == Some(404)
+    }
+
+    pub fn is_forbidden(&self) -> bool {
+        self.code() == Some(403)
+    }
+
+    /// What the API server says about an object that it does not take.
+    pub fn is_invalid(&self) -> bool {
+        matches!(self.code(), Some(400 | 422))
+    }
+}
