@@ -1,4 +1,5 @@
 //! The certificates of a region: its authority, and one for each kind of service. What is there and good is kept.
+//! Making and judging are pure; `bring` alone reads and writes, and it never replaces an authority that is there.
 
 use std::collections::BTreeMap;
 

@@ -135,26 +135,14 @@ async fn bring(
     verdicts.push(Verdict::yes("ResolvedRefs", "Resolved", ""));
 
     let owner = Owner::of(cluster);
-    let ground = plan::ground(&region)?;
-    cx.apply(&owner, &ground.account).await?;
-    for service in &ground.services {
-        cx.apply(&owner, service).await?;
-    }
-    cx.apply(&owner, &ground.budget).await?;
+    lay(cx, &region, &owner).await?;
     let pods = pods_of(cx, &region).await?;
     let outside = outside(cx, &region, &owner, &pools, &pods).await?;
-    let mut hosts: Vec<String> = outside
-        .values()
-        .flat_map(BTreeMap::values)
-        .filter_map(|address| Some(address.rsplit_once(':')?.0.to_owned()))
-        .collect();
-    hosts.sort();
-    hosts.dedup();
-    status.certificates =
-        certificates::bring(cx, &region, &owner, &plan::certificates(&region, &hosts)).await?;
+    let wanted = plan::certificates(&region, &hosts_of(&outside));
+    status.certificates = certificates::bring(cx, &region, &owner, &wanted).await?;
     verdicts.push(Verdict::yes("CertificatesValid", "Valid", ""));
 
-    let waits_outside =
+    let leaves =
         region.cluster.spec.listeners.iter().any(|listener| listener.type_ != ListenerType::Internal);
     let mut counts = BrokerCounts::default();
     let mut progressing = false;
@@ -162,7 +150,7 @@ async fn bring(
         let (map, set) = plan::pool(&region, pool, &image, &outside)?;
         let known = plan::pods_of(pool).iter().all(|pod| outside.contains_key(pod));
         // Without the file the pod waits on its node, whose address is what the file needs.
-        if !waits_outside || known {
+        if !leaves || known {
             cx.apply(&owner, &map).await?;
         }
         cx.apply(&Owner::of(pool), &set).await?;
@@ -184,6 +172,26 @@ async fn bring(
         status.cluster_id = info.ok().map(|info| info.into_inner().cluster_id);
     }
     Ok(verdicts)
+}
+
+/// What stands before any pod.
+async fn lay(cx: &Context, region: &Region, owner: &Owner) -> Result<(), Failure> {
+    let ground = plan::ground(region)?;
+    cx.apply(owner, &ground.account).await?;
+    for service in &ground.services {
+        cx.apply(owner, service).await?;
+    }
+    cx.apply(owner, &ground.budget).await.map(drop)
+}
+
+/// The hosts that clients outside connect to, for the certificates.
+fn hosts_of(outside: &BTreeMap<String, Outside>) -> Vec<String> {
+    let addresses = outside.values().flat_map(BTreeMap::values);
+    let hosts = addresses.filter_map(|address| Some(address.rsplit_once(':')?.0.to_owned()));
+    let mut hosts: Vec<String> = hosts.collect();
+    hosts.sort();
+    hosts.dedup();
+    hosts
 }
 
 fn ready(pools: &[BrokerPool], counts: &BrokerCounts, pods: &[Pod], progressing: bool) -> Verdict {

@@ -1,4 +1,5 @@
 //! The objects of a cluster, from its spec and what is known of the outside. Pure, and the same for the same input.
+//! Nothing here asks anybody anything: what is not known yet comes in as an argument, or the object waits.
 
 use std::collections::BTreeMap;
 
@@ -209,13 +210,7 @@ fn pod(region: &Region, pool: &BrokerPool, image: &str) -> Value {
     if spec.storage.type_ != StorageType::Disk {
         volumes.push(json!({ "name": "data", "emptyDir": {} }));
     }
-    let mut env =
-        vec![json!({ "name": "POD_NAME", "valueFrom": { "fieldRef": { "fieldPath": "metadata.name" } } })];
-    if let Some(secret) = &spec.storage.credentials_secret_ref {
-        env.extend(["AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"].map(|key| {
-            json!({ "name": key, "valueFrom": { "secretKeyRef": { "name": secret.name, "key": key } } })
-        }));
-    }
+    let env = environment(region);
     let mut ports = vec![
         json!({ "name": "http", "containerPort": HTTP_PORT, "protocol": "TCP" }),
         json!({ "name": "control", "containerPort": CONTROL_PORT, "protocol": "TCP" }),
@@ -259,6 +254,17 @@ fn pod(region: &Region, pool: &BrokerPool, image: &str) -> Value {
         }],
         "volumes": volumes,
     })
+}
+
+fn environment(region: &Region) -> Vec<Value> {
+    let mut env =
+        vec![json!({ "name": "POD_NAME", "valueFrom": { "fieldRef": { "fieldPath": "metadata.name" } } })];
+    if let Some(secret) = &region.cluster.spec.storage.credentials_secret_ref {
+        env.extend(["AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"].map(|key| {
+            json!({ "name": key, "valueFrom": { "secretKeyRef": { "name": secret.name, "key": key } } })
+        }));
+    }
+    env
 }
 
 /// Secrets that brokers read: name of the volume, of the Secret, and where it is.

@@ -152,6 +152,7 @@ fn storages() -> Vec<Case> {
     let shared = |storage: Value| with(many_brokers(), "/spec/storage", storage);
     let agreed = |metadata: Value| with(many_brokers(), "/spec/metadata", metadata);
     vec![
+        bad("no listener", with(one_broker(), "/spec/listeners", json!([])), "listeners"),
         bad(
             "a disk and etcd",
             with(many_brokers(), "/spec/storage", json!({ "type": "Disk", "size": "1Gi" })),
@@ -215,7 +216,6 @@ fn listeners() -> Vec<Case> {
     };
     let outward = "leaves the cluster";
     vec![
-        bad("no listener", with(one_broker(), "/spec/listeners", json!([])), "listeners"),
         bad("open to the world", listen(json!({ "type": "NodePort" })), outward),
         bad(
             "TLS without certificates of clients",

@@ -1,4 +1,5 @@
 //! LaneRouter: a Deployment of lane-routers, its configuration, and the headless Service that clients know them by.
+//! What a router serves it learns from the control service, so a lane more changes nothing here.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
