@@ -1,0 +1,245 @@
+//! `docs/KUBERNETES.md` is followed to the letter, on real clusters: its commands are taken out of the file and run. Then
+//! what a person does not do on the first day: the wire between two regions is cut, and tokens are shown that are not good.
+
+#![cfg(feature = "kubernetes")]
+
+use std::collections::BTreeSet;
+use std::path::Path;
+use std::process::Command;
+
+use anyhow::{Context, Result, bail, ensure};
+use e2e::kubernetes::{Kubectl, Region, binaries, manifests, wait_for, with_report};
+use e2e::process::binary;
+use e2e::tools;
+
+const DOCUMENT: &str = include_str!("../../docs/KUBERNETES.md");
+
+/// The fenced blocks of the document whose info string is `info`, joined.
+fn blocks(info: &str) -> String {
+    let (mut text, mut inside) = (String::new(), false);
+    for line in DOCUMENT.lines() {
+        match line.strip_prefix("```") {
+            Some(_) if inside => inside = false,
+            Some(found) => inside = found == info,
+            None if inside => text += &format!("{line}\n"),
+            None => {}
+        }
+    }
+    text
+}
+
+/// Runs a script at the root of the checkout, with the kubectl of the test cluster first in its path.
+fn bash(script: &str, environment: &[(&str, &Path)]) -> Result<String> {
+    ensure!(!script.is_empty(), "the document has no such block");
+    let path = format!("{}:{}", binaries()?.display(), std::env::var("PATH")?);
+    let mut command = Command::new("timeout");
+    command.args(["900", "bash", "-euxo", "pipefail", "-c", script]).current_dir(manifests().join(".."));
+    let output = command.env("PATH", path).envs(environment.iter().copied()).output()?;
+    let printed = String::from_utf8_lossy(&output.stdout).into_owned();
+    let errors = String::from_utf8_lossy(&output.stderr);
+    ensure!(output.status.success(), "ended with {}:\n{printed}\n{errors}", output.status);
+    Ok(printed)
+}
+
+fn expect(printed: &str, lines: &[&str]) -> Result<()> {
+    for line in lines {
+        ensure!(printed.lines().any(|found| found.trim() == *line), "no line {line:?} in:\n{printed}");
+    }
+    Ok(())
+}
+
+#[test]
+fn the_first_ten_minutes_do_what_the_document_says() -> Result<()> {
+    tools::kcat()?;
+    let region = Region::with_node()?;
+    with_report(&region, || {
+        region.give_image(&binary()?, "0.1.0")?;
+        let kubectl = region.kubectl();
+        let whole = blocks("sh first");
+        let (begin, end) = whole.split_once("kubectl delete").context("the document takes it all away")?;
+        let printed = bash(begin, &[("KUBECONFIG", region.kubeconfig())])?;
+        expect(&printed, &["from inside", "from outside", "from east", "the lane got: lane order"])?;
+        let links = kubectl.run(&["get", "mlink", "-A"])?;
+        for column in ["PEER", "DIRECTION", "STATE", "LAG", "READY"] {
+            ensure!(links.contains(column), "{links}");
+        }
+        ensure!(links.contains("Active") && links.contains("records"), "{links}");
+        region.judge_logs()?;
+
+        restarts_nothing_and_rotates(&region)?;
+
+        bash(&format!("kubectl delete{end}"), &[("KUBECONFIG", region.kubeconfig())])?;
+        for namespace in ["sealane", "east", "west"] {
+            kubectl.wait_gone("", &format!("namespace/{namespace}"))?;
+        }
+        wait_for("the volumes to go with their namespaces", || {
+            Ok(kubectl.list("", "persistentvolumes")?.is_empty().then_some(()))
+        })
+    })
+}
+
+/// Certificates are made anew and are served, without a restart of the broker.
+fn restarts_nothing_and_rotates(region: &Region) -> Result<()> {
+    let kubectl = region.kubectl();
+    let uid = |kubectl: &Kubectl| {
+        Ok::<_, anyhow::Error>(kubectl.object("sealane", "pod/east-0")?["metadata"]["uid"].clone())
+    };
+    let (pod, before) = (uid(kubectl)?, kubectl.secret("sealane", "east-broker-tls", "tls.crt")?);
+    bash(&blocks("sh rotate"), &[("KUBECONFIG", region.kubeconfig())])?;
+    wait_for("other certificates", || {
+        Ok((kubectl.secret("sealane", "east-broker-tls", "tls.crt")? != before).then_some(()))
+    })?;
+    kubectl.wait_condition("sealane", "topic.sealane.io/orders", "Ready", "True")?;
+    ensure!(uid(kubectl)? == pod, "the broker was restarted by a rotation");
+
+    region.give_image(&binary()?, "next")?;
+    bash(&blocks("sh upgrade"), &[("KUBECONFIG", region.kubeconfig())])?;
+    let image = kubectl.object("sealane", "pod/east-0")?["spec"]["containers"][0]["image"].clone();
+    ensure!(image == "localhost/sealane:next", "the broker runs {image}");
+    Ok(())
+}
+
+#[test]
+fn two_clusters_are_joined_by_a_token_and_survive_a_cut_wire() -> Result<()> {
+    tools::kcat()?;
+    let (east, west) = (Region::with_node()?, Region::with_node()?);
+    with_report(&east, || {
+        with_report(&west, || {
+            for region in [&east, &west] {
+                region.give_image(&binary()?, "0.1.0")?;
+            }
+            let environment = [("EAST", east.kubeconfig()), ("WEST", west.kubeconfig())];
+            bash(&blocks("sh link"), &environment)?;
+            knows_nothing_of_the_other(&east, &west)?;
+            let (from, to) = (format!("{}:30192", east.address()), format!("{}:30292", west.address()));
+            cross(&from, &to, "before the cut")?;
+
+            east.cut()?;
+            west.kubectl().wait_condition("west", "mirrorlink/east", "Ready", "False")?;
+            // Each region goes on by itself: west is reached, and takes what it is given.
+            produce(&to, "in west while cut")?;
+            east.heal()?;
+            west.kubectl().wait_condition("west", "mirrorlink/east", "Ready", "True")?;
+            cross(&from, &to, "after the cut")?;
+            wait_for("west's record in east", || {
+                Ok(consume(&from)?.contains("in west while cut").then_some(()))
+            })?;
+            let lines = consume(&to)?;
+            for line in ["before the cut", "in west while cut", "after the cut"] {
+                ensure!(
+                    lines.lines().filter(|found| *found == line).count() == 1,
+                    "{line:?} is not there once: {lines}"
+                );
+            }
+            a_used_token_is_refused(&east, &west)
+        })
+    })
+}
+
+/// No Secret of one region holds anything that opens the other's API server.
+fn knows_nothing_of_the_other(east: &Region, west: &Region) -> Result<()> {
+    for (one, other) in [(east, west), (west, east)] {
+        let secrets = one.kubectl().run(&["get", "secrets,configmaps", "-A", "-o", "json"])?;
+        let server = format!("{}:6443", other.address());
+        let (encoded, plain) = (base64(&server)?, server.clone());
+        ensure!(
+            !secrets.contains(&plain) && !secrets.contains(&encoded),
+            "{server} is known to the other region"
+        );
+    }
+    Ok(())
+}
+
+fn base64(text: &str) -> Result<String> {
+    Ok(bash(&format!("printf %s '{text}' | base64 -w0"), &[])?.trim_end_matches('=').to_owned())
+}
+
+/// The token that west has used, shown by another region; and one with another fingerprint.
+fn a_used_token_is_refused(east: &Region, west: &Region) -> Result<()> {
+    let data =
+        west.kubectl().run(&["get", "secret", "-n", "west", "east-token", "-o", "jsonpath={.data}"])?;
+    // The same name of a region, with an authority of its own: what a thief of the Secret would have.
+    let kubectl = west.kubectl();
+    let thief = std::fs::read_to_string(manifests().join("examples/two-clusters/west.yaml"))?
+        .replace("namespace: west", "namespace: sealane")
+        .replace("  name: west\n  labels", "  name: sealane\n  labels")
+        .replace("nodePort: 30292", "nodePort: 30392");
+    kubectl.apply(&thief)?;
+    let secret = |name: &str, data: &str| {
+        format!(
+            r#"{{"apiVersion":"v1","kind":"Secret","metadata":{{"name":"{name}","namespace":"sealane"}},"data":{data}}}"#
+        )
+    };
+    kubectl.apply(&secret("east-token", &data))?;
+    reason(kubectl, "TokenUsed")?;
+    let mut other: serde_json::Value = serde_json::from_str(&data)?;
+    other["fingerprint"] = bash(&format!("printf sha256:%064d 1 | base64 -w0"), &[])?.into();
+    kubectl.apply(&secret("east-token", &other.to_string()))?;
+    reason(kubectl, "WrongFingerprint")?;
+    // What went on in the shadow of this has hurt nobody.
+    east.kubectl().wait_condition("east", "mirrorlink/west", "Ready", "True").map(drop)
+}
+
+fn reason(kubectl: &Kubectl, wanted: &str) -> Result<()> {
+    wait_for(&format!("the refusal {wanted}"), || {
+        let link = kubectl.object("sealane", "mirrorlink/east")?;
+        let found = e2e::kubernetes::condition(&link, "Ready").context("no condition yet")?;
+        if found["reason"] == wanted && !found["message"].as_str().unwrap_or_default().is_empty() {
+            return Ok(Some(()));
+        }
+        bail!("it is {found}")
+    })
+}
+
+fn cross(from: &str, to: &str, line: &str) -> Result<()> {
+    produce(from, line)?;
+    wait_for(&format!("{line:?} in the other region"), || {
+        Ok(consume(to)?.lines().any(|found| found == line).then_some(()))
+    })
+}
+
+fn produce(server: &str, line: &str) -> Result<()> {
+    bash(&format!("echo '{line}' | kcat -P -b {server} -t orders"), &[]).map(drop)
+}
+
+fn consume(server: &str) -> Result<String> {
+    bash(&format!("kcat -C -b {server} -t orders -o beginning -e -q"), &[])
+}
+
+#[test]
+fn every_reason_of_a_condition_has_an_entry_in_the_document() -> Result<()> {
+    let mut reasons = BTreeSet::new();
+    let mut folders = vec![manifests().join("../operator/src")];
+    while let Some(folder) = folders.pop() {
+        for entry in std::fs::read_dir(folder)? {
+            let path = entry?.path();
+            if path.is_dir() {
+                folders.push(path);
+                continue;
+            }
+            let text = std::fs::read_to_string(&path)?;
+            let product = text.split("#[cfg(test)]").next().unwrap_or_default().to_owned();
+            for call in ["Verdict::yes(", "Verdict::no(", "Verdict::unknown(", "not_ready(", "refused("] {
+                for found in product.split(call).skip(1) {
+                    let words: Vec<&str> = found.split('"').skip(1).step_by(2).take(2).collect();
+                    let at = usize::from(call.starts_with("Verdict"));
+                    let word = words.get(at).copied().unwrap_or_default();
+                    if word.chars().next().is_some_and(char::is_uppercase)
+                        && word.chars().all(char::is_alphanumeric)
+                    {
+                        reasons.insert(word.to_owned());
+                    }
+                }
+            }
+        }
+    }
+    ensure!(reasons.len() > 30, "these cannot be all: {reasons:?}");
+    let table: String = DOCUMENT.lines().filter(|line| line.starts_with("| ")).collect();
+    let types = ["Ready", "Synced", "Accepted"];
+    let missing: Vec<&String> = reasons
+        .iter()
+        .filter(|reason| !types.contains(&reason.as_str()) && !table.contains(reason.as_str()))
+        .collect();
+    ensure!(missing.is_empty(), "no entry for {missing:?}");
+    Ok(())
+}
