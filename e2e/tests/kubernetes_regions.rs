@@ -173,7 +173,7 @@ fn a_used_token_is_refused(east: &Region, west: &Region) -> Result<()> {
     kubectl.apply(&secret("east-token", &data))?;
     reason(kubectl, "TokenUsed")?;
     let mut other: serde_json::Value = serde_json::from_str(&data)?;
-    other["fingerprint"] = bash(&format!("printf sha256:%064d 1 | base64 -w0"), &[])?.into();
+    other["fingerprint"] = bash("printf sha256:%064d 1 | base64 -w0", &[])?.into();
     kubectl.apply(&secret("east-token", &other.to_string()))?;
     reason(kubectl, "WrongFingerprint")?;
     // What went on in the shadow of this has hurt nobody.
@@ -235,7 +235,7 @@ fn every_reason_of_a_condition_has_an_entry_in_the_document() -> Result<()> {
     }
     ensure!(reasons.len() > 30, "these cannot be all: {reasons:?}");
     let table: String = DOCUMENT.lines().filter(|line| line.starts_with("| ")).collect();
-    let types = ["Ready", "Synced", "Accepted"];
+    let types = ["Ready", "Synced", "Accepted", "Progressing", "Joined"];
     let missing: Vec<&String> = reasons
         .iter()
         .filter(|reason| !types.contains(&reason.as_str()) && !table.contains(reason.as_str()))
