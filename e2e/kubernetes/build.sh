@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Builds what the test Kubernetes runs: one multi-call Kubernetes binary, etcd, CoreDNS, from Go modules, and two tiny images.
+# Builds what the test Kubernetes runs: one multi-call Kubernetes binary, etcd, CoreDNS and Helm, from Go modules, and two tiny images.
 # Everything goes to $SEALANE_TOOLS/kubernetes (default ~/.cache/sealane/tools/kubernetes), never into the checkout.
 # What is there already is not built again; a changed go.mod or source is. Some 13 CPU minutes once per machine.
 set -euo pipefail
@@ -54,6 +54,13 @@ if stale coredns coredns/go.mod coredns/go.sum coredns/main.go; then
   echo "building CoreDNS $(version coredns github.com/coredns/coredns)" >&2
   (cd "$here/coredns" && go build -p "${J:-2}" -trimpath -ldflags "-s -w" -o "$K8S_HOME/bin/coredns" .)
   built coredns
+fi
+
+# Helm, for the tests of the chart.
+if stale helm helm/go.mod helm/go.sum; then
+  echo "building Helm $(version helm helm.sh/helm/v4)" >&2
+  (cd "$here/helm" && go build -p "${J:-2}" -trimpath -ldflags "-s -w" -o "$K8S_HOME/bin/helm" helm.sh/helm/v4/cmd/helm)
+  built helm
 fi
 
 # Images packed by hand: docker-archive files that `ctr images import` takes. No registry is asked for anything.
