@@ -28,9 +28,6 @@ chassis::config! {
         pub resync_seconds: u32 = 30,
         /// Seconds without any sign of life from a watch, while others live, after which /livez is red.
         pub watch_silence_seconds: u32 = 180,
-        /// Seconds that every service has to take a new authority into its trust before certificates of
-        /// it are used. Kubernetes needs up to two minutes to bring a changed Secret to a pod.
-        pub trust_seconds: u32 = 180,
         /// Address where operators of other regions redeem the tokens of LinkGrants; empty for none.
         pub join_bind: String = "0.0.0.0:9443".to_owned(),
         /// HOST:PORT that those operators are told; found from `join_service` when empty.

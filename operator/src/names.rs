@@ -21,14 +21,8 @@ pub const OWNER: &str = "sealane.io/owner";
 pub const APPLIED: &str = "sealane.io/applied";
 /// On any of our resources, "true": nothing is written for it.
 pub const PAUSED: &str = "sealane.io/paused";
-/// On a BrokerCluster with update policy Plan: the generation whose plan may be carried out.
-pub const APPROVE: &str = "sealane.io/approve";
 /// On a BrokerCluster: a word; every new one has all certificates of services made anew.
 pub const ROTATE: &str = "sealane.io/rotate-certificates";
-/// On a BrokerCluster: a word; every new one has the authority made anew.
-pub const ROTATE_AUTHORITY: &str = "sealane.io/rotate-authority";
-/// On pods: what certificates they shall have; a change makes the kubelet look at once.
-pub const CERTIFICATES: &str = "sealane.io/certificates";
 /// On a pod template: hash of the configuration file.
 pub const CONFIG_HASH: &str = "sealane.io/config";
 

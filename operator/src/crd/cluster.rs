@@ -233,8 +233,7 @@ pub enum AuthenticationType {
 #[derive(Clone, Debug, Deserialize, Eq, JsonSchema, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Update {
-    /// Auto (the operator restarts brokers one by one), Plan (it says what it would do and waits for the
-    /// annotation sealane.io/approve), OnDelete (a person deletes the pods).
+    /// Auto (brokers are restarted one by one), or OnDelete (a person deletes the pods).
     #[serde(default)]
     pub policy: UpdatePolicy,
     /// Brokers that may be down at a time.
@@ -253,7 +252,6 @@ impl Default for Update {
 pub enum UpdatePolicy {
     #[default]
     Auto,
-    Plan,
     OnDelete,
 }
 
