@@ -36,6 +36,8 @@ pub struct Context {
     pub data_plane: DataPlane,
     /// Where other regions redeem tokens.
     pub doors: Doors,
+    /// Every Topic as last seen, so that one of thousands costs no list of all.
+    pub topics: std::sync::OnceLock<kube::runtime::reflector::Store<crate::crd::Topic>>,
     recorder: Recorder,
     /// Versions that our own writes made: older ones are not judged.
     pub(crate) written: Mutex<HashMap<String, u64>>,
@@ -80,6 +82,7 @@ impl Context {
         let reporter = Reporter { controller: format!("{GROUP}/operator"), instance: Some(me.to_owned()) };
         let silence = Duration::from_secs(u64::from(config.watch_silence_seconds.max(1)));
         Context {
+            topics: std::sync::OnceLock::new(),
             recorder: Recorder::new(client.clone(), reporter),
             client,
             config,

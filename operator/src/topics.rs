@@ -24,7 +24,7 @@ use kube::runtime::events::EventType;
 use crate::conditions::{Status, Verdict, after};
 use crate::context::{Context, is_paused};
 use crate::controller::{Again, Reconciled, Wakes, primary, run, secondary};
-use crate::crd::{BrokerCluster, DeletionPolicy, Topic, TopicStatus};
+use crate::crd::{BrokerCluster, BrokerPool, DeletionPolicy, Topic, TopicStatus};
 use crate::failure::Failure;
 use crate::region::Region;
 
@@ -32,6 +32,7 @@ use crate::region::Region;
 pub fn start(cx: &Arc<Context>) {
     let topics = primary::<Topic>(cx);
     let known = topics.store.clone();
+    cx.topics.get_or_init(|| topics.store.clone());
     // Topics of a cluster that has just become ready need not wait for their turn.
     let wakes: Vec<Wakes<Topic>> =
         vec![secondary::<BrokerCluster, Topic>(cx, "clusters of topics", None, move |cluster| {
@@ -89,7 +90,7 @@ async fn bring(cx: &Context, topic: &Topic, status: &mut TopicStatus) -> Result<
             format!("there is no BrokerCluster {}", topic.spec.cluster_ref.name),
         );
     };
-    if let Some(other) = earlier(cx, topic).await? {
+    if let Some(other) = earlier(cx, topic) {
         let text = format!("Topic {other} has the topic {name} already");
         return Ok(vec![
             Verdict::yes("Conflict", "Claimed", text.clone()),
@@ -257,14 +258,44 @@ async fn end(cx: &Context, topic: &Topic) -> Reconciled {
     if let Some(region) = region
         && ours
         && topic.spec.deletion_policy == DeletionPolicy::Delete
-        && earlier(cx, topic).await?.is_none()
+        && earlier(cx, topic).is_none()
     {
-        let connection = region.kafka(cx).await?;
-        let deleted = delete(&connection, &topic.topic_name()).await;
-        deleted.map_err(|error| Failure::DataPlane(error.to_string()))?;
+        match remove(cx, &region, topic).await {
+            Ok(()) => {}
+            Err(Failure::DataPlane(why)) if has_brokers(cx, &region).await? => {
+                let text = format!("the topic is not deleted yet: {why}");
+                let mut status = topic.status.clone().unwrap_or_default();
+                let verdicts = [Verdict::no("Ready", "DeletionWaits", text)];
+                status.conditions = after(&status.conditions, &verdicts, topic.metadata.generation);
+                cx.status(topic, topic.status.as_ref(), &status).await?;
+                return Ok(Again(SOON));
+            }
+            // Nobody is there to delete it, and nobody may come: the object is not held for that.
+            Err(Failure::DataPlane(_)) => {
+                let note = "the cluster has no broker: its object goes, the topic stays".to_owned();
+                cx.event(topic, EventType::Warning, "TopicLeft", "Delete", note).await;
+            }
+            Err(other) => return Err(other),
+        }
     }
     cx.finalizer(topic, FINALIZER, false).await?;
     Ok(Again(LOOK))
+}
+
+async fn remove(cx: &Context, region: &Region, topic: &Topic) -> Result<(), Failure> {
+    let connection = region.kafka(cx).await?;
+    let deleted = delete(&connection, &topic.topic_name()).await;
+    deleted.map_err(|error| Failure::DataPlane(error.to_string()))
+}
+
+/// Whether any pool of the cluster is to have a broker.
+async fn has_brokers(cx: &Context, region: &Region) -> Result<bool, Failure> {
+    let pools = cx.api::<BrokerPool>(&region.names.namespace).list(&ListParams::default()).await?;
+    Ok(pools.items.iter().any(|pool| {
+        pool.spec.cluster_ref.name == region.names.cluster
+            && pool.metadata.deletion_timestamp.is_none()
+            && pool.spec.replicas > 0
+    }))
 }
 
 async fn delete(connection: &Connection, name: &str) -> Result<(), ClientError> {
@@ -285,17 +316,22 @@ async fn delete(connection: &Connection, name: &str) -> Result<(), ClientError> 
 }
 
 /// Another object that had this topic of this cluster first.
-async fn earlier(cx: &Context, topic: &Topic) -> Result<Option<String>, Failure> {
-    let namespace = topic.namespace().unwrap_or_default();
-    let all = cx.api::<Topic>(&namespace).list(&ListParams::default()).await?;
-    let age = |topic: &Topic| (topic.creation_timestamp().map(|time| time.0), topic.name_any());
-    let same = all.items.iter().filter(|other| {
-        other.name_any() != topic.name_any()
+fn earlier(cx: &Context, topic: &Topic) -> Option<String> {
+    let known = cx.topics.get().map(|topics| topics.state()).unwrap_or_default();
+    let same = known.iter().filter(|other| {
+        other.namespace() == topic.namespace()
+            && other.name_any() != topic.name_any()
             && other.metadata.deletion_timestamp.is_none()
             && other.topic_name() == topic.topic_name()
             && other.spec.cluster_ref == topic.spec.cluster_ref
     });
-    Ok(same.filter(|other| age(other) < age(topic)).map(|other| other.name_any()).next())
+    same.filter(|other| rank(other) < rank(topic)).map(|other| other.name_any()).next()
+}
+
+/// Who has it goes before who has it not, and the older one before the younger. Kubernetes knows seconds only.
+fn rank(topic: &Topic) -> (bool, Option<jiff::Timestamp>, String) {
+    let has = topic.status.as_ref().is_some_and(|status| status.topic_id.is_some());
+    (!has, topic.creation_timestamp().map(|time| time.0), topic.name_any())
 }
 
 async fn tell(cx: &Context, topic: &Topic, verdicts: &[Verdict]) {

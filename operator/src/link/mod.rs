@@ -73,6 +73,7 @@ pub fn start(cx: &Arc<Context>) {
     let service = cx.service.clone();
     service.spawn("join", async move {
         if cx.config.join_bind.is_empty() {
+            stop.cancelled().await;
             return Ok(());
         }
         let listener = TcpListener::bind(&cx.config.join_bind).await?;

@@ -1,0 +1,364 @@
+//! The operator as a process against a real API server, without nodes: what it writes and what it leaves alone. It has
+//! the rights that `manifests/install` gives it and no others, and every answer that forbids something fails the test.
+
+#![cfg(feature = "kubernetes")]
+
+use std::process::{Child, Command, Stdio};
+use std::thread::sleep;
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+use e2e::kubernetes::{Kubectl, Region, condition, manifests, wait_for, with_report};
+use e2e::process::binary;
+use serde_json::Value;
+
+#[path = "../../operator/src/crd/table.rs"]
+mod table;
+
+const ACCOUNT: &str = "system:serviceaccount:sealane-system:sealane-operator";
+
+/// An operator, killed at the end.
+struct Operator(Child);
+
+impl Operator {
+    fn start(region: &Region) -> Result<Operator> {
+        let kubeconfig = region.kubeconfig_of("sealane-system", "sealane-operator")?;
+        let config = kubeconfig.with_file_name("operator.toml");
+        std::fs::write(&config, "http_bind = \"\"\njoin_bind = \"\"\nlease_seconds = 4\n")?;
+        let mut command = Command::new(binary()?);
+        command.args(["operator", "--config"]).arg(config).env("KUBECONFIG", kubeconfig);
+        command.env("SEALANE_NAMESPACES", "sea").env("SEALANE_IMAGE", "localhost/sealane:0.1.0");
+        Ok(Operator(command.stdin(Stdio::null()).spawn().context("run the operator")?))
+    }
+}
+
+impl Drop for Operator {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+fn cluster(name: &str) -> String {
+    format!(
+        r#"
+apiVersion: sealane.io/v1alpha1
+kind: BrokerCluster
+metadata: {{name: {name}, namespace: sea}}
+spec:
+  region: {name}
+  storage: {{type: Disk, size: 1Gi}}
+  metadata: {{type: Embedded}}
+  listeners: [{{name: plain, port: 9092}}]
+---
+apiVersion: sealane.io/v1alpha1
+kind: BrokerPool
+metadata: {{name: {name}, namespace: sea}}
+spec: {{clusterRef: {{name: {name}}}, replicas: 1}}
+"#
+    )
+}
+
+fn topic(name: &str, of: &str, cluster: &str) -> String {
+    format!(
+        r#"
+apiVersion: sealane.io/v1alpha1
+kind: Topic
+metadata: {{name: {name}, namespace: sea}}
+spec: {{clusterRef: {{name: {cluster}}}, topicName: {of}, deletionPolicy: Delete}}
+"#
+    )
+}
+
+const PLACE: &str = r#"
+apiVersion: v1
+kind: Namespace
+metadata: {name: sea}
+---
+apiVersion: rbac.authorization.k8s.io/v1
+kind: RoleBinding
+metadata: {name: sealane-operator, namespace: sea}
+roleRef: {apiGroup: rbac.authorization.k8s.io, kind: ClusterRole, name: sealane-operator}
+subjects: [{kind: ServiceAccount, name: sealane-operator, namespace: sealane-system}]
+"#;
+
+#[test]
+fn the_operator_writes_what_it_owns_once_and_leaves_the_rest_alone() -> Result<()> {
+    let region = Region::control_plane()?;
+    with_report(&region, || {
+        let kubectl = region.kubectl();
+        install(kubectl)?;
+        let first = Operator::start(&region)?;
+        foreign_objects_stay_as_they_are(kubectl)?;
+        a_look_that_finds_nothing_new_writes_nothing(&region)?;
+        drift_is_repaired_and_labels_of_others_stay(kubectl)?;
+        nothing_is_written_while_it_is_paused(kubectl)?;
+        one_of_two_writes_and_the_other_follows(&region, first)?;
+        nothing_was_forbidden(&region)
+    })
+}
+
+#[test]
+fn finalizers_hold_nobody_when_the_cluster_is_gone_or_empty() -> Result<()> {
+    let region = Region::control_plane()?;
+    with_report(&region, || {
+        let kubectl = region.kubectl();
+        install(kubectl)?;
+        let _operator = Operator::start(&region)?;
+        two_claims_on_a_topic_are_told(kubectl)?;
+        // The cluster first.
+        kubectl.apply(&cluster("gone"))?;
+        kubectl.apply(&topic("of-gone", "t", "gone"))?;
+        kubectl.wait_condition("sea", "topics.sealane.io/of-gone", "Ready", "False")?;
+        kubectl.run(&["delete", "-n", "sea", "brokercluster/gone"])?;
+        kubectl.run(&["delete", "-n", "sea", "topics.sealane.io/of-gone", "--timeout=120s"])?;
+        // A broker that is to be there is waited for, and that is told; one that is not to be is not.
+        kubectl.apply(&cluster("empty"))?;
+        kubectl.apply(&topic("of-empty", "t", "empty"))?;
+        kubectl.wait_condition("sea", "topics.sealane.io/of-empty", "Ready", "False")?;
+        kubectl.run(&["delete", "-n", "sea", "topics.sealane.io/of-empty", "--wait=false"])?;
+        reason(kubectl, "topics.sealane.io/of-empty", "DeletionWaits")?;
+        kubectl.run(&["scale", "-n", "sea", "brokerpool/empty", "--replicas=0"])?;
+        kubectl.wait_gone("sea", "topics.sealane.io/of-empty")?;
+        // All at once.
+        kubectl.apply(&cluster("whole"))?;
+        kubectl.apply(&topic("of-whole", "t", "whole"))?;
+        kubectl.wait_condition("sea", "topics.sealane.io/of-whole", "Ready", "False")?;
+        kubectl.run(&["delete", "namespace", "sea", "--timeout=120s"])?;
+        Ok(())
+    })
+}
+
+#[test]
+fn lint_and_the_api_server_agree_on_the_table() -> Result<()> {
+    let region = Region::control_plane()?;
+    with_report(&region, || {
+        let kubectl = region.kubectl();
+        kubectl.run(&["apply", "-k", &manifests().join("crd").display().to_string()])?;
+        established(kubectl)?;
+        let mut differ = Vec::new();
+        for case in table::cases() {
+            if let Some(old) = &case.old {
+                kubectl.apply(&old.to_string())?;
+            }
+            let verb = if case.old.is_some() { "replace" } else { "create" };
+            let asked = kubectl.feed(&[verb, "--dry-run=server", "-f", "-"], &case.object.to_string())?;
+            let said = String::from_utf8_lossy(&asked.stderr).into_owned();
+            let taken = asked.status.success();
+            if taken != case.wrong.is_none() || case.wrong.is_some_and(|wrong| !said.contains(wrong)) {
+                differ
+                    .push(format!("{}: expected {:?}, the API server said {said:?}", case.name, case.wrong));
+            }
+            // What it replaces is not known to a file, so rules of transition are the API server's alone.
+            if case.old.is_none() {
+                let good = lint(&case.object)?;
+                if good != taken {
+                    differ.push(format!("{}: lint says {good}, the API server {taken}: {said}", case.name));
+                }
+            }
+            if let Some(old) = &case.old {
+                kubectl.feed(&["delete", "-f", "-"], &old.to_string())?;
+            }
+        }
+        ensure!(differ.is_empty(), "{}", differ.join("\n"));
+        Ok(())
+    })
+}
+
+/// Whether `sealane lint` takes it.
+fn lint(object: &Value) -> Result<bool> {
+    let file = tempfile::NamedTempFile::new()?;
+    std::fs::write(&file, object.to_string())?;
+    let output = Command::new(binary()?).arg("lint").arg(file.path()).output()?;
+    ensure!(output.status.code().is_some_and(|code| code < 2), "lint ended with {}", output.status);
+    Ok(output.status.success())
+}
+
+fn install(kubectl: &Kubectl) -> Result<()> {
+    let place = |folder: &str| manifests().join(folder).display().to_string();
+    kubectl.run(&["apply", "-k", &place("crd")])?;
+    kubectl.run(&["apply", "-k", &place("install/operator")])?;
+    established(kubectl)?;
+    kubectl.apply(PLACE).map(drop)
+}
+
+fn established(kubectl: &Kubectl) -> Result<()> {
+    let wait = ["wait", "--for=condition=Established", "crd", "--all", "--timeout=60s"];
+    kubectl.run(&wait).map(drop)
+}
+
+fn reason(kubectl: &Kubectl, what: &str, wanted: &str) -> Result<()> {
+    wait_for(&format!("{what} to say {wanted}"), || {
+        let ready = condition(&kubectl.object("sea", what)?, "Ready");
+        ensure!(ready.as_ref().is_some_and(|ready| ready["reason"] == wanted), "it says {ready:?}");
+        Ok(Some(()))
+    })
+}
+
+fn foreign_objects_stay_as_they_are(kubectl: &Kubectl) -> Result<()> {
+    let foreign = [
+        "{apiVersion: v1, kind: Service, metadata: {name: east-plain, namespace: sea}, spec: {ports: [{port: 1}]}}",
+        "{apiVersion: v1, kind: Secret, metadata: {name: east-authority, namespace: sea}, stringData: {a: b}}",
+        "{apiVersion: v1, kind: ConfigMap, metadata: {name: east-config, namespace: sea}, data: {a: b}}",
+    ];
+    let named = ["service/east-plain", "secret/east-authority", "configmap/east-config"];
+    kubectl.apply(&foreign.join("\n---\n"))?;
+    let before: Result<Vec<Value>> = named.iter().map(|what| kubectl.object("sea", what)).collect();
+    let before = before?;
+    kubectl.apply(&cluster("east"))?;
+    for (what, before) in named.iter().zip(before) {
+        let name = what.split_once('/').map_or(*what, |(_, name)| name);
+        wait_for(&format!("the cluster to name {name}"), || {
+            let ready = condition(&kubectl.object("sea", "brokercluster/east")?, "Ready");
+            let told = ready.as_ref().is_some_and(|ready| {
+                ready["reason"] == "NameTaken"
+                    && ready["message"].as_str().is_some_and(|text| text.contains(name))
+            });
+            ensure!(told, "it says {ready:?}");
+            Ok(Some(()))
+        })?;
+        ensure!(kubectl.object("sea", what)? == before, "{what} was changed");
+        kubectl.run(&["delete", "-n", "sea", what])?;
+    }
+    // Healed: all that is missing now is a node.
+    reason(kubectl, "brokercluster/east", "Unschedulable")
+}
+
+/// Writes of the operator so far, but for its Lease.
+fn writes(region: &Region) -> Result<Vec<String>> {
+    let events = region.audit(ACCOUNT)?;
+    let written = events.iter().filter(|event| {
+        let verb = event["verb"].as_str().unwrap_or_default();
+        !["get", "list", "watch"].contains(&verb) && event["objectRef"]["resource"] != "leases"
+    });
+    let shown = |event: &Value| {
+        let object = &event["objectRef"];
+        format!("{} {} {} {}", event["verb"], object["resource"], object["name"], object["subresource"])
+    };
+    Ok(written.map(shown).collect())
+}
+
+/// How often the operator asked for the pods of a cluster, which it does at each look.
+fn looks(region: &Region) -> Result<usize> {
+    let events = region.audit(ACCOUNT)?;
+    let looks = events
+        .iter()
+        .filter(|event| event["verb"] == "list" && event["objectRef"]["resource"] == "brokerpools");
+    Ok(looks.count())
+}
+
+fn a_look_that_finds_nothing_new_writes_nothing(region: &Region) -> Result<()> {
+    let kubectl = region.kubectl();
+    // Until it has come to rest.
+    let mut last = writes(region)?.len();
+    wait_for("the operator to rest", || {
+        sleep(Duration::from_secs(4));
+        let now = writes(region)?.len();
+        let rests = now == last;
+        last = now;
+        Ok(rests.then_some(()))
+    })?;
+    ensure!(last > 10, "the audit log shows {last} writes of all that was made: it is not read right");
+    for round in 0..20 {
+        let before = looks(region)?;
+        kubectl.run(&[
+            "annotate",
+            "-n",
+            "sea",
+            "brokercluster/east",
+            "--overwrite",
+            &format!("look={round}"),
+        ])?;
+        wait_for("a look", || Ok((looks(region)? > before).then_some(())))?;
+    }
+    sleep(Duration::from_secs(1));
+    let now = writes(region)?;
+    ensure!(now.len() == last, "20 looks wrote {:?}", &now[last..]);
+    Ok(())
+}
+
+fn port(kubectl: &Kubectl) -> Result<Value> {
+    Ok(kubectl.object("sea", "service/east-plain")?["spec"]["ports"][0]["targetPort"].take())
+}
+
+fn change_port(kubectl: &Kubectl) -> Result<()> {
+    let patch = r#"[{"op":"replace","path":"/spec/ports/0/targetPort","value":7777}]"#;
+    kubectl.run(&["patch", "-n", "sea", "service/east-plain", "--type=json", "-p", patch]).map(drop)
+}
+
+fn repaired(kubectl: &Kubectl) -> Result<()> {
+    wait_for("the Service to be as it was", || {
+        let port = port(kubectl)?;
+        ensure!(port == 9092, "its port is {port}");
+        Ok(Some(()))
+    })
+}
+
+fn drift_is_repaired_and_labels_of_others_stay(kubectl: &Kubectl) -> Result<()> {
+    kubectl.run(&["label", "-n", "sea", "service/east-plain", "team=shop"])?;
+    change_port(kubectl)?;
+    repaired(kubectl)?;
+    let service = kubectl.object("sea", "service/east-plain")?;
+    ensure!(service["metadata"]["labels"]["team"] == "shop", "the label of another is gone");
+    // What is deleted comes back.
+    kubectl.run(&["delete", "-n", "sea", "poddisruptionbudget/east-brokers"])?;
+    kubectl.run(&["annotate", "-n", "sea", "brokercluster/east", "--overwrite", "look=again"])?;
+    wait_for("the budget to be made again", || kubectl.find("sea", "poddisruptionbudget/east-brokers"))?;
+    Ok(())
+}
+
+fn nothing_is_written_while_it_is_paused(kubectl: &Kubectl) -> Result<()> {
+    kubectl.run(&["annotate", "-n", "sea", "brokercluster/east", "sealane.io/paused=true"])?;
+    kubectl.wait_condition("sea", "brokercluster/east", "Paused", "True")?;
+    change_port(kubectl)?;
+    sleep(Duration::from_secs(5));
+    ensure!(port(kubectl)? == 7777, "it was repaired while paused");
+    // The twin: without the pause it is.
+    kubectl.run(&["annotate", "-n", "sea", "brokercluster/east", "sealane.io/paused-"])?;
+    repaired(kubectl)?;
+    kubectl.wait_condition("sea", "brokercluster/east", "Paused", "False").map(drop)
+}
+
+fn holder(kubectl: &Kubectl) -> Result<String> {
+    let lease = kubectl.object("sealane-system", "lease/sealane-operator")?;
+    Ok(lease["spec"]["holderIdentity"].as_str().unwrap_or_default().to_owned())
+}
+
+fn one_of_two_writes_and_the_other_follows(region: &Region, first: Operator) -> Result<()> {
+    let kubectl = region.kubectl();
+    let held = holder(kubectl)?;
+    let _second = Operator::start(region)?;
+    // As long as three Leases.
+    sleep(Duration::from_secs(12));
+    ensure!(holder(kubectl)? == held, "the second took the Lease of one that lives");
+    drop(first);
+    change_port(kubectl)?;
+    repaired(kubectl)?;
+    ensure!(holder(kubectl)? != held, "the Service was repaired by nobody who holds the Lease");
+    Ok(())
+}
+
+fn nothing_was_forbidden(region: &Region) -> Result<()> {
+    let events = region.audit(ACCOUNT)?;
+    let forbidden: Vec<String> = events
+        .iter()
+        .filter(|event| event["responseStatus"]["code"] == 403)
+        .map(|event| format!("{} {}", event["verb"], event["requestURI"]))
+        .collect();
+    ensure!(forbidden.is_empty(), "forbidden: {forbidden:?}");
+    Ok(())
+}
+
+fn two_claims_on_a_topic_are_told(kubectl: &Kubectl) -> Result<()> {
+    kubectl.apply(&cluster("east"))?;
+    kubectl.apply(&topic("one", "shared", "east"))?;
+    reason(kubectl, "topics.sealane.io/one", "ClusterNotReady")?;
+    // Kubernetes tells ages in seconds.
+    sleep(Duration::from_millis(1100));
+    kubectl.apply(&topic("another", "shared", "east"))?;
+    kubectl.wait_condition("sea", "topics.sealane.io/another", "Conflict", "True")?;
+    reason(kubectl, "topics.sealane.io/one", "ClusterNotReady")?;
+    // The second goes at once: it has nothing to delete.
+    kubectl.run(&["delete", "-n", "sea", "topics.sealane.io/another", "--timeout=60s"])?;
+    Ok(())
+}
