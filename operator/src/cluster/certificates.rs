@@ -16,7 +16,7 @@ use rustls_pki_types::pem::PemObject as _;
 use time::{Duration, OffsetDateTime};
 use x509_parser::prelude::{FromDer as _, GeneralName, ParsedExtension, X509Certificate};
 
-use crate::apply::Owner;
+use crate::apply::{Claim, Owner};
 use crate::context::Context;
 use crate::crd::{CertificateStatus, Certificates};
 use crate::failure::Failure;
@@ -43,12 +43,16 @@ pub async fn bring(
     let names = &region.names;
     let settings = &region.cluster.spec.certificates;
     let word = region.cluster.annotations().get(ROTATE).cloned().unwrap_or_default();
+    let there = cx.api::<Secret>(&names.namespace).get_opt(&names.authority()).await?;
+    if let Some(there) = &there
+        && let Claim::Foreign(why) = owner.claim(&there.metadata)
+    {
+        return Err(Failure::Foreign { kind: "Secret".to_owned(), name: names.authority(), why });
+    }
     let authority = match region.authority(cx).await {
         Ok(pair) => pair,
         // An authority that is there but unreadable must not be replaced: everything trusts it.
-        Err(Failure::DataPlane(_))
-            if cx.api::<Secret>(&names.namespace).get_opt(&names.authority()).await?.is_none() =>
-        {
+        Err(Failure::DataPlane(_)) if there.is_none() => {
             authority(&format!("{}/{}", names.namespace, names.cluster), settings).map_err(invalid)?
         }
         Err(other) => return Err(other),
