@@ -89,6 +89,16 @@ chassis::config! {
         /// PEM file of authorities that may sign the S3 server's certificate, beside those that the machine
         /// trusts.
         pub s3_ca: PathBuf = PathBuf::new(),
+        /// The folder of Hadoop's `core-site.xml` and `hdfs-site.xml`, which a pair of NameNodes and Kerberos need.
+        /// Empty: what `HADOOP_CONF_DIR` names, if it is set.
+        pub hdfs_config_dir: PathBuf = PathBuf::new(),
+        /// Who this broker is to an HDFS that believes what it is told. Empty: the user of the process.
+        pub hdfs_user: String = String::new(),
+        /// Kerberos principal of this broker, with `hdfs_keytab`. Without both, tickets are looked for where
+        /// `KRB5CCNAME` says.
+        pub hdfs_principal: String = String::new(),
+        /// Path of the keytab of `hdfs_principal`.
+        pub hdfs_keytab: PathBuf = PathBuf::new(),
         /// Region of the bucket.
         pub s3_region: String = "us-east-1".to_owned(),
         /// What this broker keeps its id by: letters, digits, '-', '_' and '.'. Empty: a name that is made at

@@ -3,7 +3,7 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use broker_store::remote::{Hdfs, HdfsConfig, S3, S3Config};
+use broker_store::remote::{Hdfs, HdfsConfig, Kerberos, S3, S3Config};
 use broker_store::{MetaError, Remote, StoreError, meta};
 
 use super::ClusterStores;
@@ -18,8 +18,9 @@ pub async fn open(config: &ClusterConfig) -> Result<ClusterStores, StartError> {
     let place = Place::parse(&config.store).map_err(|reason| wrong("store", reason))?;
     let etcd = etcd(config)?;
     let s3_ca = pem("s3_ca", &config.s3_ca)?;
+    let kerberos = kerberos(config)?;
     let of_store = config.clone();
-    let opened = tokio::task::spawn_blocking(move || remote(place, &of_store, s3_ca)).await;
+    let opened = tokio::task::spawn_blocking(move || remote(place, &of_store, s3_ca, kerberos)).await;
     let remote = opened.map_err(|_| wrong("store", "interrupted"))?;
     let remote = remote.map_err(|error| wrong("store", format!("{}: {error}", config.store)))?;
     let meta = meta::Etcd::open(etcd);
@@ -47,6 +48,22 @@ fn etcd(config: &ClusterConfig) -> Result<meta::EtcdConfig, StartError> {
         (None, None) => None,
     };
     Ok(meta::EtcdConfig { tls, ..etcd })
+}
+
+fn kerberos(config: &ClusterConfig) -> Result<Option<Kerberos>, StartError> {
+    let keytab = &config.hdfs_keytab;
+    match (config.hdfs_principal.is_empty(), keytab.as_os_str().is_empty()) {
+        (true, true) => Ok(None),
+        (false, true) => Err(wrong("hdfs_keytab", "hdfs_principal is set; set its keytab, too")),
+        (true, false) => Err(wrong("hdfs_principal", "hdfs_keytab is set; set whose keys these are, too")),
+        (false, false) => match std::fs::metadata(keytab) {
+            Ok(_) => Ok(Some(Kerberos {
+                principal: config.hdfs_principal.clone(),
+                keytab: keytab.display().to_string(),
+            })),
+            Err(error) => Err(wrong("hdfs_keytab", format!("{}: {error}", keytab.display()))),
+        },
+    }
 }
 
 /// What is in a PEM file, unless none is named.
@@ -86,6 +103,7 @@ fn remote(
     place: Place,
     config: &ClusterConfig,
     s3_ca: Option<Vec<u8>>,
+    kerberos: Option<Kerberos>,
 ) -> Result<Arc<dyn Remote>, StoreError> {
     Ok(match place {
         Place::S3 { bucket, prefix } => {
@@ -100,7 +118,13 @@ fn remote(
         Place::Hdfs { url, path } => {
             let root = format!("/{path}/{}", config.name).replace("//", "/");
             let keeps_fences = !crate::switches::store_fence_off();
-            Arc::new(Hdfs::open(HdfsConfig { keeps_fences, ..HdfsConfig::new(&url, &root) })?)
+            Arc::new(Hdfs::open(HdfsConfig {
+                user: config.hdfs_user.clone(),
+                config_dir: config.hdfs_config_dir.display().to_string(),
+                kerberos,
+                keeps_fences,
+                ..HdfsConfig::new(&url, &root)
+            })?)
         }
     })
 }
@@ -112,6 +136,20 @@ fn wrong(key: &'static str, reason: impl Into<String>) -> StartError {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_principal_and_its_keytab_are_asked_for_together() {
+        let principal = "sealane/broker-1@EXAMPLE.ORG".to_owned();
+        let reason = |config: ClusterConfig| kerberos(&config).unwrap_err().to_string();
+        let alone = ClusterConfig { hdfs_principal: principal.clone(), ..ClusterConfig::default() };
+        assert!(reason(alone).contains("hdfs_keytab"));
+        let keytab = "/nowhere/broker.keytab".into();
+        let alone = ClusterConfig { hdfs_keytab: keytab, ..ClusterConfig::default() };
+        assert!(reason(alone.clone()).contains("hdfs_principal"));
+        let missing = ClusterConfig { hdfs_principal: principal, ..alone };
+        assert!(reason(missing).contains("/nowhere/broker.keytab"));
+        assert!(kerberos(&ClusterConfig::default()).unwrap().is_none());
+    }
 
     #[test]
     fn what_is_missing_of_certificates_is_named() {
