@@ -6,11 +6,13 @@
 use std::time::{Duration, Instant};
 
 use anyhow::{Result, bail, ensure};
-use e2e::clients::PATIENCE;
+use e2e::clients::{PATIENCE, Record};
 use e2e::cluster::{Cluster, Directory, Lines, LogMark, Store, Writers, judge_lines, read};
 use e2e::soak::GIVEN_UP;
 use e2e::stores::front::FrontFaults;
 use e2e::stores::s3::S3;
+use e2e::wire::{BatchHead, Conn, PRODUCE, Take, batch, produce_body};
+use rustix::process::Signal;
 
 const TOPIC: &str = "orders";
 const PARTITIONS: i32 = 6;
@@ -226,4 +228,59 @@ fn clocks_may_be_minutes_apart() -> Result<()> {
     }
     load.judge(&cluster)?;
     cluster.judge_logs()
+}
+
+/// An owner is stopped until its lease has run out and another broker has taken more of the producer's batches; what
+/// had reached it meanwhile it reads when it goes on. What it answers; `None` where it closes the connection.
+fn asked_while_it_slept(off: &str) -> Result<Option<i16>> {
+    let mut cluster = Cluster::prepare(Store::s3()?)?;
+    cluster.set_environment("SEALANE_TEST_OFF", off);
+    cluster.spawn_all(2)?;
+    cluster.until_alive(0, 2)?;
+    Conn::open(cluster.address(0))?.create_topic(TOPIC, 1, &[])?;
+    let owners = Directory::new(cluster.addresses()).owners(TOPIC).unwrap_or_default();
+    let owner = u16::from(owners.first() == Some(&Some(cluster.address(1))));
+    let mut former = Conn::open(cluster.address(owner))?;
+    let (producer_id, producer_epoch) = former.init_producer_id()?;
+    let record = |sequence| {
+        let head = BatchHead { producer_id, producer_epoch, sequence, ..BatchHead::default() };
+        batch(&[Record { value: Some(b"x".to_vec()), ..Record::default() }], head)
+    };
+    ensure!(former.produce(TOPIC, 0, &record(0))?.0 == 0, "the owner takes the first one");
+
+    cluster.signal(owner, Signal::STOP)?;
+    let mut heir = Conn::open(cluster.address(1 - owner))?;
+    let end = Instant::now() + PATIENCE;
+    while heir.produce(TOPIC, 0, &record(1))?.0 != 0 {
+        ensure!(Instant::now() < end, "nobody takes over:\n{}", cluster.logs());
+        std::thread::sleep(Duration::from_millis(50));
+    }
+    let sent = former.send(PRODUCE, 7, &produce_body(TOPIC, 0, -1, &record(2)), false)?;
+    cluster.signal(owner, Signal::CONT)?;
+    let said = former.answer(sent).ok();
+    ensure!(heir.produce(TOPIC, 0, &record(2))?.0 == 0, "the heir knows better");
+    let Some(answer) = said else { return Ok(None) };
+    let mut take = Take::new(&answer);
+    take.i32()?;
+    take.string()?;
+    take.i32()?;
+    take.i32()?;
+    Ok(Some(take.i16()?))
+}
+
+#[test]
+fn who_slept_through_his_own_end_says_nothing_that_is_no_longer_true() -> Result<()> {
+    const NOT_LEADER_OR_FOLLOWER: i16 = 6;
+    let said = asked_while_it_slept("")?;
+    println!("it says {said:?}");
+    ensure!(said.is_none_or(|code| code == NOT_LEADER_OR_FOLLOWER), "it says {said:?}");
+    Ok(())
+}
+
+#[test]
+fn twin_that_does_not_look_at_its_lease_refuses_what_its_heir_takes() -> Result<()> {
+    const OUT_OF_ORDER_SEQUENCE_NUMBER: i16 = 45;
+    let said = asked_while_it_slept("lease-check")?;
+    ensure!(said == Some(OUT_OF_ORDER_SEQUENCE_NUMBER), "it says {said:?}");
+    Ok(())
 }
