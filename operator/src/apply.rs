@@ -168,6 +168,11 @@ fn key_of(item: &Value) -> Option<&Value> {
     ["name", "uid", "mountPath"].iter().find_map(|key| item.get(key))
 }
 
+/// An object from what is said of it in JSON.
+pub fn typed<K: serde::de::DeserializeOwned>(value: Value) -> Result<K, Failure> {
+    serde_json::from_value(value).map_err(|error| Failure::Invalid(error.to_string()))
+}
+
 /// First 16 hexadecimal digits of the SHA-256.
 pub fn digest(bytes: &[u8]) -> String {
     let digest = ring::digest::digest(&ring::digest::SHA256, bytes);

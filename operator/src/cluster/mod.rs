@@ -93,11 +93,7 @@ fn reconcile(cx: Arc<Context>, cluster: Arc<BrokerCluster>) -> BoxFuture<'static
 /// What a person can mend is a condition; all else is tried again.
 fn told(failure: Failure) -> Result<Verdict, Failure> {
     match failure {
-        Failure::Foreign { kind, name, why } => Ok(Verdict::no(
-            "Ready",
-            "NameTaken",
-            format!("{kind} {name} exists and {why}; rename or delete it"),
-        )),
+        foreign @ Failure::Foreign { .. } => Ok(Verdict::no("Ready", "NameTaken", foreign.to_string())),
         refused if refused.is_invalid() => Ok(Verdict::no("Ready", "Refused", refused.to_string())),
         Failure::DataPlane(text) => Ok(Verdict::no("Ready", "Starting", text)),
         other => Err(other),

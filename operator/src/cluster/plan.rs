@@ -7,12 +7,11 @@ use k8s_openapi::api::apps::v1::StatefulSet;
 use k8s_openapi::api::core::v1::{ConfigMap, Service, ServiceAccount};
 use k8s_openapi::api::policy::v1::PodDisruptionBudget;
 use kube::ResourceExt as _;
-use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 
 use super::certificates::Wanted;
 use super::config::{self, Outside};
-use crate::apply::digest;
+use crate::apply::{digest, typed};
 use crate::crd::{BrokerPool, Listener, ListenerType, PullPolicy, PvcRetention, StorageType, UpdatePolicy};
 use crate::failure::Failure;
 use crate::names::{CLUSTER, COMPONENT, CONFIG_HASH, CONTROL_PORT, HTTP_PORT, INTERNAL_PORT, POOL};
@@ -285,10 +284,6 @@ pub fn secrets(region: &Region) -> Vec<(String, String, String)> {
         secrets.push(("etcd".to_owned(), secret.name.clone(), "/etc/sealane/etcd".to_owned()));
     }
     secrets
-}
-
-fn typed<K: DeserializeOwned>(value: Value) -> Result<K, Failure> {
-    serde_json::from_value(value).map_err(|error| Failure::Invalid(error.to_string()))
 }
 
 #[cfg(test)]

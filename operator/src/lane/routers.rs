@@ -13,7 +13,7 @@ use k8s_openapi::api::core::v1::{ConfigMap, Service};
 use kube::ResourceExt as _;
 use serde_json::{Value, json};
 
-use crate::apply::{Owner, digest};
+use crate::apply::{Owner, digest, typed};
 use crate::conditions::{Verdict, after};
 use crate::context::{Context, is_paused};
 use crate::controller::{Again, Reconciled};
@@ -33,11 +33,7 @@ pub fn reconcile(cx: Arc<Context>, router: Arc<LaneRouter>) -> BoxFuture<'static
         let mut status = router.status.clone().unwrap_or_default();
         let verdict = match bring(&cx, &router, &mut status).await {
             Ok(verdict) => verdict,
-            Err(Failure::Foreign { kind, name, why }) => Verdict::no(
-                "Ready",
-                "NameTaken",
-                format!("{kind} {name} exists and {why}; rename or delete it"),
-            ),
+            Err(foreign @ Failure::Foreign { .. }) => Verdict::no("Ready", "NameTaken", foreign.to_string()),
             Err(other) => return Err(other),
         };
         status.observed_generation = router.metadata.generation;
@@ -217,10 +213,6 @@ fn config(region: &Region, router: &LaneRouter) -> String {
         }
     }
     text
-}
-
-fn typed<K: serde::de::DeserializeOwned>(value: Value) -> Result<K, Failure> {
-    serde_json::from_value(value).map_err(|error| Failure::Invalid(error.to_string()))
 }
 
 #[cfg(test)]

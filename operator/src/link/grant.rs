@@ -37,11 +37,7 @@ pub fn reconcile(cx: Arc<Context>, grant: Arc<LinkGrant>) -> BoxFuture<'static, 
         let outcome = bring(&cx, &grant, &mut status).await;
         let verdict = match outcome {
             Ok(verdict) => verdict,
-            Err(Failure::Foreign { kind, name, why }) => Verdict::no(
-                "Ready",
-                "NameTaken",
-                format!("{kind} {name} exists and {why}; rename or delete it"),
-            ),
+            Err(foreign @ Failure::Foreign { .. }) => Verdict::no("Ready", "NameTaken", foreign.to_string()),
             Err(Failure::DataPlane(text)) => Verdict::no("Ready", "ClusterNotReady", text),
             Err(other) => return Err(other),
         };

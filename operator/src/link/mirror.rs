@@ -30,12 +30,8 @@ pub fn reconcile(cx: Arc<Context>, link: Arc<MirrorLink>) -> BoxFuture<'static, 
         let mut status = link.status.clone().unwrap_or_default();
         let verdicts = match bring(&cx, &link, &mut status).await {
             Ok(verdicts) => verdicts,
-            Err(Failure::Foreign { kind, name, why }) => {
-                vec![Verdict::no(
-                    "Ready",
-                    "NameTaken",
-                    format!("{kind} {name} exists and {why}; rename or delete it"),
-                )]
+            Err(foreign @ Failure::Foreign { .. }) => {
+                vec![Verdict::no("Ready", "NameTaken", foreign.to_string())]
             }
             Err(Failure::DataPlane(text)) => vec![Verdict::no("Ready", "ClusterNotReady", text)],
             Err(other) => return Err(other),

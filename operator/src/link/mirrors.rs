@@ -16,7 +16,7 @@ use kube::api::ListParams;
 use serde_json::{Value, json};
 
 use super::peers::Peer;
-use crate::apply::{Owner, digest};
+use crate::apply::{Owner, digest, typed};
 use crate::context::{Context, is_paused};
 use crate::controller::{Again, Reconciled};
 use crate::crd::{BrokerCluster, ListenerType, Mirror, MirrorLink, PullPolicy};
@@ -186,10 +186,6 @@ fn config(region: &Region, ends: &[End]) -> String {
         }
     }
     text
-}
-
-fn typed<K: serde::de::DeserializeOwned>(value: Value) -> Result<K, Failure> {
-    serde_json::from_value(value).map_err(|error| Failure::Invalid(error.to_string()))
 }
 
 #[cfg(test)]
