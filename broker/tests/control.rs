@@ -29,7 +29,7 @@ fn config(control_bind: &str) -> Config {
 }
 
 fn free_address() -> String {
-    std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().to_string()
+    format!("127.0.0.1:{}", test_ports::free_port().unwrap())
 }
 
 async fn client_of(address: &str, files: &TlsFiles) -> control::Client {

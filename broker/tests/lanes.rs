@@ -143,9 +143,8 @@ impl Server {
     }
 }
 
-/// Another process may take the port meanwhile; tests run one broker each, so that is rare.
 fn free_address() -> String {
-    std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().to_string()
+    format!("127.0.0.1:{}", test_ports::free_port().unwrap())
 }
 
 struct Client(Connection);

@@ -2,10 +2,11 @@
 //! ports. What is checked is what is printed, the exit codes, and that a restart finds everything.
 
 use std::io::{BufRead as _, BufReader, Write as _};
-use std::net::{TcpListener, UdpSocket};
 use std::path::Path;
 use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
+
+use test_ports::Ports;
 
 /// A running `sealane local`; killed when dropped.
 struct Local {
@@ -98,22 +99,11 @@ fn complaint(output: &Output) -> String {
     text.trim_end().to_owned()
 }
 
-/// A port base whose first ports are free for two regions. Tests run beside each other: each begins
-/// its search elsewhere.
-fn free_ports(test: u16) -> u16 {
-    let first = 20_000 + test * 1_000 + (std::process::id() % 20) as u16 * 50;
-    let is_free = |port: u16| {
-        TcpListener::bind(("127.0.0.1", port)).is_ok() && UdpSocket::bind(("127.0.0.1", port)).is_ok()
-    };
-    let offsets = [0, 1, 2, 3, 4, 5, 10, 11, 12];
-    let fits = |base: &u16| [0, 100].iter().all(|region| offsets.iter().all(|o| is_free(base + region + o)));
-    (first..).step_by(200).take(40).find(fits).expect("free ports")
-}
-
 #[test]
 fn a_newcomer_produces_in_one_region_consumes_in_the_other_and_finds_all_again() {
     let dir = tempfile::tempdir().expect("a directory");
-    let port = free_ports(0);
+    let ports = Ports::take().expect("ports");
+    let port = ports.base;
     let local = Local::start(dir.path(), port);
     assert!(local.printed.contains(&format!("east    127.0.0.1:{port}")), "{}", local.printed);
     assert!(local.printed.contains("Try it, in another terminal:"), "{}", local.printed);
@@ -144,7 +134,8 @@ fn a_newcomer_produces_in_one_region_consumes_in_the_other_and_finds_all_again()
 #[test]
 fn a_lane_record_goes_to_the_lane_and_the_rest_to_the_baseline() {
     let dir = tempfile::tempdir().expect("a directory");
-    let local = Local::start(dir.path(), free_ports(2));
+    let ports = Ports::take().expect("ports");
+    let local = Local::start(dir.path(), ports.base);
     local.text(0, &["topic", "create", "orders", "--config", "sealane.lanes=true"]);
     local.text(0, &["lane", "create", "boe-cart"]);
     let consume = ["consume", "orders", "--group", "shop", "--timeout", "60"];
@@ -179,7 +170,8 @@ fn a_lane_record_goes_to_the_lane_and_the_rest_to_the_baseline() {
 #[test]
 fn what_goes_wrong_is_said_in_one_line() {
     let dir = tempfile::tempdir().expect("a directory");
-    let port = free_ports(4);
+    let (ports, others) = (Ports::take().expect("ports"), Ports::take().expect("ports"));
+    let port = ports.base;
     let local = Local::start(dir.path(), port);
     let other = tempfile::tempdir().expect("a directory");
     let start = |data: &Path, base: u16| {
@@ -188,7 +180,7 @@ fn what_goes_wrong_is_said_in_one_line() {
     };
     let in_use = start(other.path(), port);
     assert!(in_use.contains(&format!("127.0.0.1:{port} is in use")), "{in_use}");
-    let owned = start(dir.path(), free_ports(5));
+    let owned = start(dir.path(), others.base);
     assert!(owned.contains(&format!("is in use by process {}", local.child.id())), "{owned}");
 
     for (args, says) in [
@@ -223,7 +215,8 @@ fn what_goes_wrong_is_said_in_one_line() {
 #[test]
 fn links_are_shown_and_changed_and_a_pause_outlives_a_restart() {
     let dir = tempfile::tempdir().expect("a directory");
-    let port = free_ports(6);
+    let ports = Ports::take().expect("ports");
+    let port = ports.base;
     let local = Local::start(dir.path(), port);
     let json = |local: &Local, args: &[&str]| -> serde_json::Value {
         let args = [&["mirror", "link"][..], args, &["--output", "json"]].concat();

@@ -23,13 +23,13 @@ pub use linked::{Linked, Side};
 pub use writers::{Directory, Promises, Writers};
 
 use crate::clients::PATIENCE;
-use crate::ports::Ports;
 use crate::probe;
 use crate::process::{binary, is_error};
 use crate::stores::etcd::Etcd;
 use crate::stores::front::{Front, FrontFaults};
 use crate::stores::hdfs::Hdfs;
 use crate::stores::s3::S3;
+use test_ports::Ports;
 
 /// Most brokers of a cluster here.
 pub const BROKERS_MAX: u16 = 4;

@@ -18,7 +18,6 @@ pub mod load;
 pub mod logread;
 pub mod maven;
 pub mod peer;
-pub mod ports;
 pub mod probe;
 pub mod process;
 pub mod relay;

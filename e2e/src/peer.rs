@@ -3,7 +3,7 @@
 //! `e2e/kafka`. A peer's data lives in a temporary folder and goes with it; the process is stopped on drop.
 
 use std::fs;
-use std::net::{Ipv4Addr, SocketAddr, TcpListener};
+use std::net::{Ipv4Addr, SocketAddr};
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
@@ -185,7 +185,7 @@ fn properties_text(dir: &Path, broker: SocketAddr, controller: SocketAddr, extra
 }
 
 fn free_address() -> Result<SocketAddr> {
-    Ok(TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?.local_addr()?)
+    Ok((Ipv4Addr::LOCALHOST, test_ports::free_port()?).into())
 }
 
 #[cfg(test)]

@@ -16,7 +16,7 @@ use rustix::process::{Pid, Signal, kill_process};
 use tempfile::TempDir;
 
 use crate::clients::PATIENCE;
-use crate::ports::Ports;
+use test_ports::Ports;
 
 const REGIONS: [&str; 2] = ["east", "west"];
 

@@ -15,10 +15,10 @@ use tempfile::TempDir;
 
 use crate::clients::PATIENCE;
 use crate::http;
-use crate::ports::Ports;
 use crate::probe;
 use crate::process::{binary, is_error};
 use crate::relay::Relay;
+use test_ports::Ports;
 
 pub const REGIONS: [&str; 2] = ["east", "west"];
 

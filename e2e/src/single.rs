@@ -10,10 +10,10 @@ use anyhow::{Context, Result, ensure};
 use tempfile::TempDir;
 
 use crate::clients::PATIENCE;
-use crate::ports::Ports;
 use crate::probe;
 use crate::process::{binary, is_error};
 use crate::services::stop;
+use test_ports::Ports;
 
 /// A broker that runs, or that ran.
 pub struct Single {

@@ -10,7 +10,7 @@ use serde_json::Value;
 
 /// The layers, lowest first. A crate may use only crates of lower layers.
 const LAYERS: &[&[&str]] = &[
-    &["kafka", "chassis"],
+    &["kafka", "chassis", "test-ports"],
     &["lane-core", "control"],
     &["broker-core", "broker-store", "kafka-client"],
     &["broker", "mirror", "lane-router"],

@@ -9,7 +9,8 @@ use anyhow::{Context, Result, ensure};
 use e2e::clients::{PATIENCE, Record};
 use e2e::process::{Local, Plan, binary};
 use e2e::wire::{BatchHead, Conn, FetchPlan, batch};
-use e2e::{http, logread, ports::Ports, single::Single};
+use e2e::{http, logread, single::Single};
+use test_ports::Ports;
 
 /// Runs `sealane` with arguments that cannot work; its one line of complaint.
 fn refused(arguments: &[&str]) -> Result<String> {

@@ -43,7 +43,7 @@ fn config(dir: &Path) -> (Config, CertificateDir) {
 }
 
 fn free_port() -> u16 {
-    std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
+    test_ports::free_port().unwrap()
 }
 
 impl Secured {

@@ -12,9 +12,9 @@ use rustix::process::{Pid, Signal, kill_process};
 use tempfile::TempDir;
 
 use crate::peer::Peer;
-use crate::ports::Ports;
 use crate::wire::Conn;
 use crate::{probe, process, usage};
+use test_ports::Ports;
 
 const START_LIMIT: Duration = Duration::from_secs(60);
 const STOP_LIMIT: Duration = Duration::from_secs(30);

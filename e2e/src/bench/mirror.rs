@@ -18,10 +18,10 @@ use super::contender::binary;
 use super::load::{self, Client, Load};
 use super::report;
 use super::table::Samples;
-use crate::ports::Ports;
 use crate::relay::Relay;
 use crate::wire::Conn;
 use crate::{probe, usage};
+use test_ports::Ports;
 
 const ONE_WAY: Duration = Duration::from_millis(50);
 /// 200 Mbit/s.

@@ -10,11 +10,11 @@ use anyhow::{Context, Result, ensure};
 
 use super::{Cluster, Found, Promises, judge_lines, read};
 use crate::clients::PATIENCE;
-use crate::ports::Ports;
 use crate::probe;
 use crate::process::{binary, is_error};
 use crate::services::{make_certificates, stop};
 use crate::tools;
+use test_ports::Ports;
 
 /// A process beside the cluster's brokers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]

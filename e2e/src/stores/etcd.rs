@@ -6,7 +6,7 @@ use anyhow::{Context, Result};
 use tempfile::TempDir;
 
 use super::{Daemon, TlsFiles, go_program, http};
-use crate::ports::Ports;
+use test_ports::Ports;
 
 pub struct Etcd {
     members: Vec<Daemon>,

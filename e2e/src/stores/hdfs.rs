@@ -10,8 +10,8 @@ use serde_json::Value;
 use tempfile::TempDir;
 
 use super::{Daemon, files, http};
-use crate::ports::Ports;
 use crate::{peer, tools};
+use test_ports::Ports;
 
 /// Entries of a directory that one answer lists at most: `dfs.ls.limit`.
 pub const PAGE: usize = 100;

@@ -11,8 +11,8 @@ use anyhow::{Context, Result};
 use tempfile::TempDir;
 
 use super::{Daemon, files, go_program, http};
-use crate::ports::Ports;
 use crate::tools;
+use test_ports::Ports;
 
 pub struct S3 {
     daemon: Daemon,

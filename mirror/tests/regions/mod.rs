@@ -5,7 +5,6 @@
 #![allow(dead_code)]
 
 use std::collections::BTreeMap;
-use std::net::UdpSocket;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
@@ -73,12 +72,12 @@ impl Region {
             name,
             dir: base.join(name),
             storage,
-            ports: [free_tcp(), free_tcp(), free_tcp()],
+            ports: [free_port(), free_port(), free_port()],
             tls: certificates.leaf("sealane-broker", &["127.0.0.1"]).unwrap(),
             mirror_tls: certificates.leaf("sealane-mirror", &["127.0.0.1"]).unwrap(),
             broker: None,
             mirror: None,
-            udp: free_udp(),
+            udp: free_port(),
             streams_max: 32,
             lanes: false,
             brokers: String::new(),
@@ -194,7 +193,7 @@ impl Region {
 
     /// The same region with one more mirror, at an address of its own.
     pub fn second(&self) -> Region {
-        Region { udp: free_udp(), ..self.handle() }
+        Region { udp: free_port(), ..self.handle() }
     }
 
     pub async fn control(&self) -> control::Client {
@@ -564,10 +563,6 @@ pub fn now() -> TimestampMs {
 /// Resource type of a topic in configuration requests.
 const TOPIC: i8 = 2;
 
-fn free_tcp() -> u16 {
-    std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
-}
-
-fn free_udp() -> u16 {
-    UdpSocket::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
+fn free_port() -> u16 {
+    test_ports::free_port().unwrap()
 }

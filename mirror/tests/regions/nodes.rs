@@ -94,7 +94,7 @@ impl Nodes {
         let mut tries = 0;
         let (running, control) = loop {
             // Another test may take the port before it is used.
-            let control = super::free_tcp();
+            let control = super::free_port();
             config.control_bind = format!("127.0.0.1:{control}");
             let stores = Stores::Cluster(stores.clone());
             match service::start_on(stores, config.clone(), handle.clone()).await {
