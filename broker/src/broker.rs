@@ -2,7 +2,6 @@
 //! Opens and closes partitions; changes to topics are `topic_changes`, requests are `api`.
 
 use std::collections::HashMap;
-use std::ops::Range;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
@@ -30,7 +29,7 @@ use crate::peers::Peers;
 use crate::producer_ids::ProducerIds;
 use crate::server::{FrameRoom, ListenerInfo};
 use crate::topics::{Topic, TopicRegistry};
-use crate::waiting::{is_simulated, may_wait};
+use crate::waiting::{may_wait, side_by_side};
 
 /// Who this broker is, as the metadata store remembers it.
 #[derive(Clone, Debug)]
@@ -185,11 +184,16 @@ impl Broker {
         settings: &Settings,
     ) -> Result<(), OpenError> {
         let mut open = self.topic_partitions(topic.as_str()).unwrap_or_default();
-        let missing = (open.len() as i32)..count;
+        let first = open.len();
+        let missing = (count.max(0) as usize).saturating_sub(first);
         let known = self.topics.by_id(topic_id).map_or(0, |topic| topic.opened);
         let (broker, name, settings) = (self.clone(), topic.clone(), settings.clone());
         let opened = tokio::task::spawn_blocking(move || {
-            side_by_side(missing, |index| broker.open_one(&name, topic_id, index, &settings, index < known))
+            let one = |at: usize| {
+                let index = (first + at) as i32;
+                broker.open_one(&name, topic_id, index, &settings, index < known)
+            };
+            side_by_side(missing, PARTITIONS_OPENED_AT_ONCE, one).into_iter().collect::<Result<Vec<_>, _>>()
         });
         open.extend(opened.await.map_err(|_| OpenError::Interrupted(topic.clone()))??);
         let mut map = self.partitions.write();
@@ -381,33 +385,8 @@ struct ClusterObject {
 }
 
 const TOPICS_OPENED_AT_ONCE: usize = 8;
+/// Opening waits for the disk more than it works, and the disk syncs many files in little more time than one.
 const PARTITIONS_OPENED_AT_ONCE: usize = 8;
-
-/// Opens the partitions of one topic. It waits for the disk more than it works, and the disk syncs many
-/// files in little more time than one.
-pub(crate) fn side_by_side<T: Send, E: Send>(
-    indexes: Range<i32>,
-    open: impl Fn(i32) -> Result<T, E> + Sync,
-) -> Result<Vec<T>, E> {
-    let threads = indexes.len().min(PARTITIONS_OPENED_AT_ONCE);
-    if threads <= 1 || is_simulated() {
-        return indexes.map(open).collect();
-    }
-    let shares = std::thread::scope(|scope| {
-        let work = |first: usize| {
-            let (open, share) = (&open, indexes.clone().skip(first).step_by(threads));
-            scope.spawn(move || share.map(|index| Ok((index, open(index)?))).collect::<Result<Vec<_>, E>>())
-        };
-        let workers: Vec<_> = (0..threads).map(work).collect();
-        workers
-            .into_iter()
-            .map(|worker| worker.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)))
-            .collect::<Result<Vec<_>, E>>()
-    })?;
-    let mut opened: Vec<(i32, T)> = shares.into_iter().flatten().collect();
-    opened.sort_by_key(|(index, _)| *index);
-    Ok(opened.into_iter().map(|(_, partition)| partition).collect())
-}
 
 /// Why the broker cannot say who it is.
 #[derive(Debug, thiserror::Error)]

@@ -28,3 +28,34 @@ pub fn is_simulated() -> bool {
     cfg!(test)
         && Handle::try_current().is_ok_and(|here| here.runtime_flavor() == RuntimeFlavor::CurrentThread)
 }
+
+/// Does work that waits, for each of so many, with no more than `threads` of them at a time. Blocks.
+pub fn side_by_side<T: Send>(count: usize, threads: usize, each: impl Fn(usize) -> T + Sync) -> Vec<T> {
+    let threads = count.min(threads);
+    if threads <= 1 || is_simulated() {
+        return (0..count).map(each).collect();
+    }
+    let shares: Vec<Vec<T>> = std::thread::scope(|scope| {
+        let work = |first: usize| {
+            let each = &each;
+            scope.spawn(move || (first..count).step_by(threads).map(each).collect())
+        };
+        let workers: Vec<_> = (0..threads).map(work).collect();
+        let ended = workers.into_iter().map(|worker| worker.join());
+        ended.map(|share| share.unwrap_or_else(|panic| std::panic::resume_unwind(panic))).collect()
+    });
+    let mut shares: Vec<_> = shares.into_iter().map(Vec::into_iter).collect();
+    (0..count).filter_map(|at| shares[at % threads].next()).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_done_side_by_side_comes_back_in_order() {
+        for (count, threads) in [(0, 4), (1, 4), (3, 4), (17, 4), (17, 1)] {
+            assert_eq!(side_by_side(count, threads, |at| at), (0..count).collect::<Vec<_>>());
+        }
+    }
+}

@@ -15,6 +15,7 @@ use kafka::TopicId;
 use tokio::time::MissedTickBehavior;
 use uuid::Uuid;
 
+use super::manifest::{self, LeftUnder};
 use super::objects::{ASSIGNMENTS, AssignmentObject, BROKERS, BrokerObject, IDS, IdObject};
 use crate::topics::TopicRegistry;
 use crate::waiting;
@@ -27,6 +28,8 @@ pub struct Janitor {
     /// The latest lives of brokers that are not registered, and how often they were seen so: such a life may
     /// be about to begin.
     absent: HashMap<Life, u32>,
+    /// Under which epochs the manifests were left that the last look found.
+    left: HashMap<StorePath, LeftUnder>,
 }
 
 /// What one look removed.
@@ -44,7 +47,7 @@ type Assignments = BTreeMap<TopicId, AssignmentObject>;
 
 impl Janitor {
     pub fn new(meta: Arc<dyn MetaStore>, remote: Arc<dyn Remote>, topics: Arc<TopicRegistry>) -> Janitor {
-        Janitor { meta, remote, topics, absent: HashMap::new() }
+        Janitor { meta, remote, topics, absent: HashMap::new(), left: HashMap::new() }
     }
 
     /// Looks once. What fails is left for the next time.
@@ -135,25 +138,47 @@ impl Janitor {
     }
 
     /// Removes those of epochs that are over and that no record names.
-    async fn manifests(&self, assignments: &Assignments) -> Result<usize, MetaError> {
-        let mut removed = 0;
-        for (topic, object) in assignments {
-            let dir = StorePath::parse(&format!("manifests/{}", topic.0));
-            let dir = dir.map_err(|error| MetaError::Corrupt(error.to_string()))?;
-            let (remote, object) = (self.remote.clone(), object.clone());
-            removed += blocking(move || {
-                let mut removed = 0;
+    async fn manifests(&mut self, assignments: &Assignments) -> Result<usize, MetaError> {
+        let (mut removed, mut found) = (0, HashMap::new());
+        let remote = self.remote.clone();
+        // One question where nothing is left of most topics.
+        let there: HashSet<String> = blocking(move || {
+            let all = StorePath::parse(manifest::ROOT).map_err(|error| StoreError::Io(error.to_string()))?;
+            Ok(remote.list(&all)?.into_iter().map(|entry| entry.name).collect())
+        })
+        .await?;
+        for (topic, object) in assignments.iter().filter(|(topic, _)| there.contains(&topic.0.to_string())) {
+            let (remote, object, dir) = (self.remote.clone(), object.clone(), manifest::folder(*topic));
+            let mut known = std::mem::take(&mut self.left);
+            let swept = blocking(move || {
+                let (mut removed, mut stay) = (0, Vec::new());
                 for entry in remote.list(&dir)? {
                     let name = dir.join(&entry.name).map_err(|error| StoreError::Io(error.to_string()))?;
-                    if is_over(&entry.name, name.as_str(), &object) {
-                        remote.delete(&name)?;
-                        removed += 1;
+                    let left = match known.remove(&name) {
+                        Some(left) => Ok(left),
+                        None => manifest::read_head(&remote, &name),
+                    };
+                    match left {
+                        Ok(left) if manifest::is_over(&object, name.as_str(), &left) => {
+                            remote.delete(&name)?;
+                            removed += 1;
+                        }
+                        Ok(left) => stay.push((name, left)),
+                        // Its reader was quicker.
+                        Err(StoreError::NotFound) => {}
+                        Err(error) => {
+                            tracing::debug!(%name, %error, "what this manifest is for cannot be read; it stays");
+                        }
                     }
                 }
-                Ok(removed)
-            })
-            .await?;
+                Ok((removed, stay, known))
+            });
+            let (count, stay, known) = swept.await?;
+            removed += count;
+            self.left = known;
+            found.extend(stay);
         }
+        self.left = found;
         Ok(removed)
     }
 }
@@ -174,14 +199,6 @@ pub async fn remove_objects(
     })
     .await?;
     topics.files_gone(topic).await
-}
-
-/// Whether a manifest was read, or never counted: the partition is served under a later epoch.
-fn is_over(name: &str, path: &str, object: &AssignmentObject) -> bool {
-    let Some((index, epoch)) = name.split_once('-') else { return false };
-    let (Ok(index), Ok(epoch)) = (index.parse::<usize>(), epoch.parse::<i32>()) else { return false };
-    let Some(record) = object.partitions.get(index) else { return false };
-    record.taken && record.epoch > epoch && record.manifest.as_deref() != Some(path)
 }
 
 async fn blocking<T: Send + 'static>(

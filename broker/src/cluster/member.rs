@@ -54,6 +54,8 @@ pub(super) struct Living {
     pub owned: BTreeMap<(TopicId, i32), Arc<Partition>>,
     /// Closed, because somebody else was made the owner, and still in this life's log for him to read.
     pub bequeathed: BTreeMap<(TopicId, i32), Arc<Partition>>,
+    /// Hand-overs that were tried.
+    pub hand_overs: u64,
     /// As of the last look.
     topics: BTreeMap<TopicId, TopicName>,
 }
@@ -139,6 +141,7 @@ impl Member {
             registered: (key, version),
             owned: BTreeMap::new(),
             bequeathed: BTreeMap::new(),
+            hand_overs: 0,
             topics: BTreeMap::new(),
         })
     }

@@ -8,6 +8,7 @@ mod controller;
 mod follow;
 mod janitor;
 mod loads;
+mod manifest;
 mod member;
 mod objects;
 #[cfg(test)]

@@ -588,6 +588,8 @@ fn small() -> Options {
         ended_bytes_min: 512,
         merge_below_bytes: 2 << 10,
         inline_bytes_max: 512,
+        handed_bytes_max: 1 << 10,
+        manifest_bytes_max: 2 << 10,
         put_inline_bytes_max: 4 << 10,
         cache_bytes: 256 << 10,
         stepped: true,

@@ -4,22 +4,23 @@
 //! A record is changed only by whoever it names, under the epoch that it names, guarded by the life's
 //! registration. A heir that could not record what it read forgets it again.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
 use std::time::Duration;
 
 use broker_store::shared::{Inheritance, Shared};
 use broker_store::{Life, MetaError, MetaStore, Remote, SegmentStore, StoreError, StorePath};
+use bytes::Bytes;
 use kafka::{LeaderEpoch, PartitionIndex, TopicId};
 use tokio::time::Instant;
 
-use super::View;
 use super::member::{Living, Member, Taking, json};
 use super::objects::{AssignmentObject, PartitionObject, assignment_key};
-use crate::broker::{Broker, OpenError, side_by_side};
+use super::{View, manifest};
+use crate::broker::{Broker, OpenError};
 use crate::clock;
 use crate::partition::{self, Partition};
-use crate::waiting;
+use crate::waiting::{self, side_by_side};
 
 impl Member {
     /// Hands over what the controller wants to be elsewhere.
@@ -46,31 +47,31 @@ impl Member {
         living: &mut Living,
         leaving: &[(TopicId, i32, Option<i32>)],
     ) -> Result<bool, MetaError> {
-        let mut releases = Vec::new();
+        let mut groups: BTreeMap<TopicId, Leaving> = BTreeMap::new();
         for (topic, index, to) in leaving {
             let Some(open) = living.owned.get(&(*topic, *index)).cloned() else { continue };
             self.stop_serving(&open);
-            releases.push(self.release(living.shared.clone(), open, *to));
+            groups.entry(*topic).or_default().push((open, *to));
         }
-        let mut all = true;
-        let mut by_topic: BTreeMap<TopicId, Vec<(Arc<Partition>, Option<i32>)>> = BTreeMap::new();
-        for released in futures_util::future::join_all(releases).await {
-            match released {
-                Some((open, to)) => by_topic.entry(open.topic_id).or_default().push((open, to)),
-                None => all = false,
-            }
-        }
-        for (topic, partitions) in by_topic {
+        living.hand_overs += 1;
+        let (remote, shared) = (self.stores.remote.clone(), living.shared.clone());
+        let (life, number) = (living.life, living.hand_overs);
+        let left = waiting::blocking(move || {
+            let closed: Vec<_> = groups.values().flatten().map(|(open, _)| open.clone()).collect();
+            let close = |at: usize| closed[at].release(clock::now());
+            side_by_side(closed.len(), WAITING_AT_ONCE, close);
+            leave(&remote, &shared, groups, (life, number))
+        });
+        let Some((left, all)) = left.await else { return Ok(false) };
+        for Left { topic, manifest, partitions } in left {
             let wanted: Vec<_> = partitions.iter().map(|(open, _)| (open.index.0, open.epoch)).collect();
             let next: BTreeMap<i32, Option<i32>> =
                 partitions.iter().map(|(open, to)| (open.index.0, *to)).collect();
-            let life = living.life.to_string();
             let moved = |index: i32, record: &mut PartitionObject| {
-                let manifest = manifest_name(topic, index, LeaderEpoch(record.epoch));
                 record.owner = next.get(&index).copied().flatten();
                 record.epoch += 1;
                 // Until the heir is on record: what the manifest refers to may be in packs of this life.
-                record.lives = vec![life.clone()];
+                record.lives = vec![life.to_string()];
                 record.manifest = Some(manifest.to_string());
                 record.moving_to = None;
                 record.taken = false;
@@ -87,33 +88,6 @@ impl Member {
         Ok(all)
     }
 
-    /// Brings a partition into objects and writes its manifest. Nothing if that has to be tried again.
-    async fn release(
-        &self,
-        shared: Arc<Shared>,
-        open: Arc<Partition>,
-        to: Option<i32>,
-    ) -> Option<(Arc<Partition>, Option<i32>)> {
-        let (remote, partition) = (self.stores.remote.clone(), open.clone());
-        let object = manifest_name(open.topic_id, open.index.0, open.epoch);
-        let released = waiting::blocking(move || {
-            partition.release(clock::now());
-            let manifest = shared.release(partition.directory())?;
-            match remote.put(&object, manifest) {
-                // From an attempt whose record was not written.
-                Ok(()) | Err(StoreError::AlreadyExists) => Ok(()),
-                Err(error) => Err(error),
-            }
-        });
-        match released.await? {
-            Ok(()) => Some((open, to)),
-            Err(error) => {
-                tracing::warn!(partition = %open, %error, "a partition cannot be handed over yet");
-                None
-            }
-        }
-    }
-
     /// Reads what former owners left, opens it, records it, serves it.
     pub(super) async fn take_over(
         &self,
@@ -122,14 +96,17 @@ impl Member {
     ) -> Result<bool, MetaError> {
         let mut all = true;
         let (mut adopts, mut open) = (Vec::new(), Vec::new());
-        let mut manifests = HashMap::new();
-        for taking in missing {
+        let mut named = HashMap::new();
+        for taking in missing.iter().filter(|taking| !taking.record.is_served_by(living.life)) {
             if let Some(manifest) = &taking.record.manifest {
-                manifests.insert((taking.topic.id, taking.index), manifest.clone());
+                named.insert((taking.topic.id, taking.index), manifest.clone());
             }
+        }
+        let Some(manifests) = self.manifests(named.values()).await else { return Ok(false) };
+        for taking in missing {
             // It comes back: what is said of it from now on is not of the time before.
             living.bequeathed.remove(&(taking.topic.id, taking.index));
-            match self.adoption(living.life, &taking).await {
+            match adoption(living.life, &taking, &manifests) {
                 Ok(Some(adopt)) => adopts.push((adopt, taking)),
                 Ok(None) => open.push(taking),
                 Err(error) => {
@@ -158,20 +135,26 @@ impl Member {
                 record.taken = true;
             };
             let recorded = self.record(living, topic, &wanted, taken).await;
-            let Ok(recorded) = recorded else {
-                // It may be on record all the same: it stays in the log, and is opened again when that is known.
-                partitions.iter().for_each(|open| open.close());
-                failed = failed.or(recorded.err());
-                continue;
+            let (recorded, object) = match recorded {
+                Ok(recorded) => recorded,
+                Err(error) => {
+                    // It may be on record all the same: it stays in the log, and is opened again when that is known.
+                    partitions.iter().for_each(|open| open.close());
+                    failed = failed.or(Some(error));
+                    continue;
+                }
             };
             if let Some(first) = partitions.first() {
                 let (topic, count) = (&first.topic, recorded.len());
                 tracing::info!(%topic, partitions = count, "partitions are taken over and served here");
             }
+            let mut read = BTreeSet::new();
             for open in partitions {
-                let manifest = manifests.remove(&(topic, open.index.0));
                 match recorded.contains(&open.index.0) {
-                    true => self.serve_opened(living, open, manifest).await,
+                    true => {
+                        read.extend(named.remove(&(topic, open.index.0)));
+                        self.serve_opened(living, open).await;
+                    }
                     false => {
                         open.close();
                         let (shared, dir) = (living.shared.clone(), open.directory().clone());
@@ -179,56 +162,47 @@ impl Member {
                     }
                 }
             }
+            read.retain(|name| object.as_ref().is_none_or(|object| !manifest::is_named(object, name)));
+            remove_manifests(&self.stores.remote, read);
         }
         failed.map_or(Ok(all), Err)
     }
 
     /// It is on record as this life's: whatever it was read from is needed no longer.
-    async fn serve_opened(&self, living: &mut Living, open: Arc<Partition>, manifest: Option<String>) {
+    async fn serve_opened(&self, living: &mut Living, open: Arc<Partition>) {
         living.shared.confirm(std::slice::from_ref(open.directory()));
-        if let Some(manifest) = manifest {
-            remove_manifest(&self.stores.remote, manifest);
-        }
         living.owned.insert((open.topic_id, open.index.0), open.clone());
         self.broker.judge_as_set(&open).await;
         self.broker.serve_partition(open);
     }
 
-    async fn adoption(&self, life: Life, taking: &Taking) -> Result<Option<Inheritance>, StoreError> {
-        let record = &taking.record;
-        if record.is_served_by(life) || (record.lives.is_empty() && record.manifest.is_none()) {
-            return Ok(None);
-        }
-        let manifest = match &record.manifest {
-            None => None,
-            Some(name) => {
-                let damaged = |_| StoreError::Corrupt(format!("{name:?} is no name of a manifest"));
-                let (remote, name) = (self.stores.remote.clone(), StorePath::parse(name).map_err(damaged)?);
-                let read = waiting::blocking(move || remote.get(&name, 0, MANIFEST_BYTES_MAX));
-                Some(read.await.ok_or_else(|| StoreError::Io("interrupted".to_owned()))??)
-            }
-        };
-        let dir = partition::directory(taking.topic.id, &taking.topic.name, PartitionIndex(taking.index));
-        let named = record.lives.iter().map(|life| Life::parse(life));
-        let lives = named
-            .collect::<Option<Vec<_>>>()
-            .ok_or_else(|| StoreError::Corrupt("a life's name".to_owned()))?;
-        Ok(Some(Inheritance { dir, lives, manifest }))
+    /// Each of them once, several at a time.
+    async fn manifests(&self, names: impl Iterator<Item = &String>) -> Option<Manifests> {
+        let names: BTreeSet<String> = names.cloned().collect();
+        let remote = self.stores.remote.clone();
+        waiting::blocking(move || {
+            let names: Vec<String> = names.into_iter().collect();
+            let read = side_by_side(names.len(), OBJECTS_AT_ONCE, |at| manifest::read(&remote, &names[at]));
+            names.into_iter().zip(read).collect()
+        })
+        .await
     }
 
     /// Changes the records of partitions that are this broker's under exactly these epochs; those that
-    /// it changed. Guarded by the registration, tried again when somebody else wrote.
+    /// it changed, and all of the topic. Guarded by the registration, tried again when somebody else wrote.
     async fn record(
         &self,
         living: &Living,
         topic: TopicId,
         wanted: &[(i32, LeaderEpoch)],
         change: impl Fn(i32, &mut PartitionObject),
-    ) -> Result<Vec<i32>, MetaError> {
+    ) -> Result<(Vec<i32>, Option<AssignmentObject>), MetaError> {
         let key = assignment_key(topic);
         let guard = (living.registered.0.as_str(), living.registered.1);
         loop {
-            let Some((value, version)) = self.stores.meta.get(&key).await? else { return Ok(Vec::new()) };
+            let Some((value, version)) = self.stores.meta.get(&key).await? else {
+                return Ok((Vec::new(), None));
+            };
             let damaged = |error: serde_json::Error| MetaError::Corrupt(format!("object {key}: {error}"));
             let mut object: AssignmentObject = serde_json::from_slice(&value).map_err(damaged)?;
             let mut changed = Vec::new();
@@ -243,10 +217,10 @@ impl Member {
                 }
             }
             if changed.is_empty() {
-                return Ok(changed);
+                return Ok((changed, Some(object)));
             }
             match self.stores.meta.put_guarded(&key, json(&object)?, Some(version), guard).await {
-                Ok(_) => return Ok(changed),
+                Ok(_) => return Ok((changed, Some(object))),
                 Err(MetaError::Conflict { .. }) => {}
                 Err(error) => return Err(error),
             }
@@ -258,7 +232,7 @@ impl Member {
     pub(super) async fn hand_back(&self, living: &mut Living) {
         let owned: Vec<_> = living.owned.keys().map(|(topic, index)| (*topic, *index, None)).collect();
         let end = Instant::now() + HAND_BACK_MAX;
-        for some in owned.chunks(RELEASED_AT_ONCE) {
+        for some in owned.chunks(manifest::PARTITIONS_MAX) {
             let handed = match end > Instant::now() {
                 true => self.hand_some_over(living, some).await.map_err(|error| error.to_string()),
                 false => Err(format!("not done within {HAND_BACK_MAX:?}")),
@@ -272,19 +246,105 @@ impl Member {
     }
 }
 
-/// Partitions that are brought into objects side by side. All of one group are without an owner until the last of
-/// them is ready.
-const RELEASED_AT_ONCE: usize = 16;
+/// Partitions that are brought into objects together while the broker goes on. All of them are without an owner
+/// until the last is ready.
+const RELEASED_AT_ONCE: usize = 64;
+/// Partitions that wait side by side for what all of them share: a flush of the log.
+const WAITING_AT_ONCE: usize = 64;
+/// Objects that are read or written side by side.
+const OBJECTS_AT_ONCE: usize = 8;
 /// Well below what a service has to stop.
 const HAND_BACK_MAX: Duration = Duration::from_secs(12);
 
-/// Largest manifest.
-const MANIFEST_BYTES_MAX: usize = 64 << 20;
+/// What is closed, and who is to have it.
+type Leaving = Vec<(Arc<Partition>, Option<i32>)>;
+/// By name, what they say.
+type Manifests = HashMap<String, Result<Bytes, StoreError>>;
 
-/// `manifests/<topic id>/<partition>-<epoch>`.
-pub(super) fn manifest_name(topic: TopicId, index: i32, epoch: LeaderEpoch) -> StorePath {
-    StorePath::parse(&format!("manifests/{}/{index}-{}", topic.0, epoch.0))
-        .expect("ids and numbers are legal names")
+/// Partitions of one topic that are in objects by now.
+struct Left {
+    topic: TopicId,
+    manifest: StorePath,
+    partitions: Leaving,
+}
+
+/// Brings closed partitions into objects and writes a manifest for each topic; where that cannot be done, each
+/// partition by itself, so that it keeps nobody from the others. Whether all were. Blocks.
+fn leave(
+    remote: &Arc<dyn Remote>,
+    shared: &Shared,
+    groups: BTreeMap<TopicId, Leaving>,
+    (life, number): (Life, u64),
+) -> (Vec<Left>, bool) {
+    let groups: Vec<(TopicId, Leaving)> = groups.into_iter().collect();
+    let (states, mut all) = match release(shared, &groups) {
+        Ok(states) => (groups.into_iter().zip(states).collect(), true),
+        Err(error) => {
+            tracing::warn!(%error, "partitions cannot be handed over together yet");
+            let is_hopeless = error.is_retryable() || shared.lost().is_some();
+            (if is_hopeless { Vec::new() } else { one_by_one(shared, groups) }, false)
+        }
+    };
+    let put = |at: usize| {
+        let ((topic, partitions), state): &((TopicId, Leaving), Bytes) = &states[at];
+        let left: Vec<_> = partitions.iter().map(|(open, _)| (open.index.0, open.epoch)).collect();
+        let name = manifest::name(*topic, life, number);
+        remote.put(&name, manifest::encode(&left, state)).map(|()| name)
+    };
+    let put = side_by_side(states.len(), OBJECTS_AT_ONCE, put);
+    let mut written = Vec::new();
+    for (((topic, partitions), _), put) in states.into_iter().zip(put) {
+        match put {
+            Ok(manifest) => written.push(Left { topic, manifest, partitions }),
+            Err(error) => {
+                all = false;
+                tracing::warn!(topic_id = %topic.0, %error, "the manifest of a hand-over cannot be written yet");
+            }
+        }
+    }
+    (written, all)
+}
+
+fn release(shared: &Shared, groups: &[(TopicId, Leaving)]) -> Result<Vec<Bytes>, StoreError> {
+    let dirs = |partitions: &Leaving| partitions.iter().map(|(open, _)| open.directory().clone()).collect();
+    let dirs: Vec<Vec<StorePath>> = groups.iter().map(|(_, partitions)| dirs(partitions)).collect();
+    shared.release(&dirs.iter().map(Vec::as_slice).collect::<Vec<_>>())
+}
+
+/// The first of each topic that can be released, as there is one manifest for each topic.
+fn one_by_one(shared: &Shared, groups: Vec<(TopicId, Leaving)>) -> Vec<((TopicId, Leaving), Bytes)> {
+    let mut released = Vec::new();
+    for (topic, partitions) in groups {
+        for one in partitions {
+            let group = [(topic, vec![one])];
+            match release(shared, &group) {
+                Ok(states) => {
+                    released.extend(group.into_iter().zip(states));
+                    break;
+                }
+                Err(error) => {
+                    let partition = &group[0].1[0].0;
+                    tracing::warn!(%partition, %error, "a partition cannot be handed over yet");
+                }
+            }
+        }
+    }
+    released
+}
+
+/// Where what a record says of a partition is to be found; `None` if it is here already, or new.
+fn adoption(life: Life, taking: &Taking, manifests: &Manifests) -> Result<Option<Inheritance>, StoreError> {
+    let record = &taking.record;
+    if record.is_served_by(life) || (record.lives.is_empty() && record.manifest.is_none()) {
+        return Ok(None);
+    }
+    let of_name = |name: &String| manifests.get(name).cloned().unwrap_or(Err(StoreError::NotFound));
+    let manifest = record.manifest.as_ref().map(of_name).transpose()?;
+    let dir = partition::directory(taking.topic.id, &taking.topic.name, PartitionIndex(taking.index));
+    let named = record.lives.iter().map(|life| Life::parse(life));
+    let lives =
+        named.collect::<Option<Vec<_>>>().ok_or_else(|| StoreError::Corrupt("a life's name".to_owned()))?;
+    Ok(Some(Inheritance { dir, lives, manifest }))
 }
 
 /// Takes directories over together; where one of them cannot be, each by itself, so that it keeps nobody
@@ -332,13 +392,18 @@ fn by_topic(shared: &Shared, opened: Vec<Result<Arc<Partition>, OpenError>>) -> 
     (by_topic, all)
 }
 
-/// What a former owner left to be read is read, and on record as read.
-fn remove_manifest(remote: &Arc<dyn Remote>, name: String) {
+/// What former owners left to be read is read, and on record as read.
+fn remove_manifests(remote: &Arc<dyn Remote>, names: BTreeSet<String>) {
+    if names.is_empty() {
+        return;
+    }
     let remote = remote.clone();
     tokio::spawn(waiting::blocking(move || {
-        let Ok(path) = StorePath::parse(&name) else { return };
-        if let Err(error) = remote.delete(&path) {
-            tracing::debug!(%name, %error, "a manifest that was read stays until the controller finds it");
+        for name in names {
+            let Ok(path) = StorePath::parse(&name) else { continue };
+            if let Err(error) = remote.delete(&path) {
+                tracing::debug!(%name, %error, "a manifest that was read stays until the controller finds it");
+            }
         }
     }));
 }
@@ -355,7 +420,5 @@ fn open_all(
         let under = (LeaderEpoch(taking.record.epoch), store.clone());
         broker.open_under(&topic.name, topic.id, taking.index, &topic.settings, under)
     };
-    let each = |at: i32| Ok::<_, std::convert::Infallible>(open(&missing[at as usize]));
-    let Ok(opened) = side_by_side(0..missing.len() as i32, each);
-    opened
+    side_by_side(missing.len(), WAITING_AT_ONCE, |at| open(&missing[at]))
 }

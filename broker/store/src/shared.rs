@@ -63,6 +63,10 @@ pub struct Options {
     pub pack_bytes_min: u64,
     /// Bytes of one directory that are said again in the log rather than put into objects.
     pub inline_bytes_max: u64,
+    /// Bytes of one directory that go from owner to owner without becoming objects.
+    pub handed_bytes_max: u64,
+    /// The same for all that are handed over at once.
+    pub manifest_bytes_max: u64,
     /// Larger files that are put as a whole become objects at once.
     pub put_inline_bytes_max: usize,
     /// Memory for what was read from objects.
@@ -94,6 +98,8 @@ impl Default for Options {
             merge_below_bytes: 1 << 20,
             pack_bytes_min: 2 << 10,
             inline_bytes_max: 16 << 10,
+            handed_bytes_max: 128 << 10,
+            manifest_bytes_max: 8 << 20,
             put_inline_bytes_max: 1 << 20,
             cache_bytes: 64 << 20,
             read_ahead_bytes_max: 4 << 20,

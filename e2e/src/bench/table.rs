@@ -42,8 +42,13 @@ impl Samples {
 
     /// Over the rounds; `None` when it was not measured.
     pub fn spread(&self, who: &str, cell: &str, metric: &str) -> Option<Spread> {
+        Spread::of(self.values(who, cell, metric))
+    }
+
+    /// One of each round.
+    pub fn values(&self, who: &str, cell: &str, metric: &str) -> Vec<f64> {
         let wanted = self.all.iter().filter(|s| s.who == who && s.cell == cell && s.metric == metric);
-        Spread::of(wanted.map(|sample| sample.value).collect())
+        wanted.map(|sample| sample.value).collect()
     }
 
     /// Cells that have a metric, in the order of their first sample.

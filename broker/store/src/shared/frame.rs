@@ -21,6 +21,8 @@
 //! Fixed integers are big-endian, all others are varints (LEB128). A directory's first frame says its
 //! whole state; what comes before it in a log is of no use. There is no checksum: the block has one.
 
+use std::collections::HashMap;
+
 use bytes::Bytes;
 
 use super::tree::{Chunk, Corrupt, DirNo, FileNo, ObjectId, Piece};
@@ -198,22 +200,33 @@ impl Payload {
     }
 }
 
-/// The state of a directory by itself: what one broker hands to another.
-pub(super) fn encode_manifest(path: &StorePath, files: &[FileState]) -> Bytes {
-    let mut out = vec![VERSION];
-    put_dir(&mut out, path, false, files);
+/// The state of directories by themselves: what one broker hands to another.
+pub(super) fn encode_manifest<'a>(dirs: impl Iterator<Item = (&'a StorePath, &'a [FileState])>) -> Bytes {
+    let mut out = vec![VERSION, 0, 0, 0, 0];
+    let mut count = 0_u32;
+    for (path, files) in dirs {
+        put_dir(&mut out, path, false, files);
+        count += 1;
+    }
+    out[1..5].copy_from_slice(&count.to_be_bytes());
     Bytes::from(out)
 }
 
 /// The inverse; the pieces of the tails are places in `bytes`.
-pub(super) fn decode_manifest(bytes: &[u8]) -> Result<(StorePath, Vec<FileFrame>), Corrupt> {
+pub(super) fn decode_manifest(bytes: &[u8]) -> Result<HashMap<StorePath, Vec<FileFrame>>, Corrupt> {
     let mut take = Take { bytes, at: 0, end: bytes.len() };
     if take.u8()? != VERSION {
         return Err(Corrupt("a manifest of another version"));
     }
-    let (path, _, files) = take_dir(&mut take, 0)?;
+    let mut dirs = HashMap::new();
+    for _ in 0..take.u32()? {
+        let (path, _, files) = take_dir(&mut take, 0)?;
+        if dirs.insert(path, files).is_some() {
+            return Err(Corrupt("a directory that a manifest has twice"));
+        }
+    }
     take.finish()?;
-    Ok((path, files))
+    Ok(dirs)
 }
 
 /// Calls `visit` with every frame of a block's payload.
@@ -679,10 +692,11 @@ mod tests {
             files in prop::collection::vec((name(), number(), chunks(), prop::collection::vec(
                 prop::collection::vec(any::<u8>(), 0..9).prop_map(SaidTail::Here), 0..3)), 0..4),
         ) {
-            let bytes = encode_manifest(&dir_path(), &states(&files));
-            let (path, found) = decode_manifest(&bytes).unwrap();
-            prop_assert_eq!(path, dir_path());
-            prop_assert_eq!(found.len(), files.len());
+            let (path, other, files) = (dir_path(), dir_path().join("other").unwrap(), states(&files));
+            let bytes = encode_manifest([(&path, &files[..]), (&other, &files[..])].into_iter());
+            let found = decode_manifest(&bytes).unwrap();
+            prop_assert_eq!(found.len(), 2);
+            prop_assert!([path, other].iter().all(|dir| found[dir].len() == files.len()));
             for cut in 0..bytes.len() {
                 prop_assert!(decode_manifest(&bytes[..cut]).is_err(), "cut at {}", cut);
             }

@@ -233,9 +233,12 @@ impl Core {
     fn job_for(&mut self, file: FileNo) -> Option<Write> {
         let found = self.tree.files.get_mut(&file)?;
         found.live.is_queued = false;
-        if found.live.is_busy || self.tree.dirs[&found.dir].is_released {
+        let (dir, is_busy) = (found.dir, found.live.is_busy);
+        // While it is released, who releases it says what becomes an object.
+        if is_busy || !self.is_writable(dir) {
             return None;
         }
+        let found = &self.tree.files[&file];
         let is_ended = found.live.writer == 0 || found.live.is_sealed;
         let tail = found.tail_len();
         let is_large = tail >= self.options.object_bytes;

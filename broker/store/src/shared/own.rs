@@ -9,7 +9,7 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::time::Instant;
 
 use bytes::Bytes;
-use parking_lot::Mutex;
+use parking_lot::{Mutex, MutexGuard};
 
 use super::core::{Core, Garbage, Unconfirmed};
 use super::frame::{self, FileFrame, FileState, Frame, Tail};
@@ -29,8 +29,8 @@ pub struct Inheritance {
     /// ended, and what the latest one says that has it counts. A life that took it over and did not get that
     /// on record must not be among them: its log may still tell of an older time.
     pub lives: Vec<Life>,
-    /// What a living owner said when it let go. It counts alone: whoever took the directory over from it
-    /// since, and is not on record, has acknowledged nothing. The record goes on to name that owner's life
+    /// What a living owner said of this directory, and maybe of others, when it let go. It counts alone: whoever
+    /// took the directory over from it since, and is not on record, has acknowledged nothing. The record goes on to name that owner's life
     /// until another is on record, or its packs may be removed ([`leftovers::forget`]).
     ///
     /// [`leftovers::forget`]: super::leftovers::forget
@@ -70,10 +70,11 @@ impl Shared {
         self.inner.core.lock().disown(dir)
     }
 
-    /// Ends all writing to a directory and returns its state, for [`Inheritance::manifest`]. It stays in
-    /// this life's log until it is disowned; to keep it after all, adopt it with the manifest.
-    pub fn release(&self, dir: &StorePath) -> Result<Bytes, StoreError> {
-        self.inner.release(dir)
+    /// Ends all writing to directories and returns their state, a manifest for each group of them
+    /// ([`Inheritance::manifest`]). They stay in this life's log until they are disowned; to keep one after
+    /// all, adopt it with the manifest. All or none of them are released.
+    pub fn release(&self, groups: &[&[StorePath]]) -> Result<Vec<Bytes>, StoreError> {
+        self.inner.release(groups)
     }
 
     /// [`leftovers::forget`] by the owner of another life; its own is refused.
@@ -135,10 +136,11 @@ impl Inner {
             }
         }
         let mut estates = Vec::new();
+        let mut manifests = Manifests::default();
         for one in all {
             let of_life = |life: &Life| Some((*life, found.remove(&(*life, one.dir.clone()))?));
             let (source, files) = match (&one.manifest, one.lives.iter().rev().find_map(of_life)) {
-                (Some(manifest), _) => (Inherited::Manifest, read_manifest(&one.dir, manifest)?),
+                (Some(manifest), _) => (Inherited::Manifest, manifests.read(&one.dir, manifest)?),
                 (None, Some((life, files))) => (Inherited::Life(life), files),
                 (None, None) if one.lives.is_empty() => (Inherited::Nothing, Vec::new()),
                 (None, None) => return Err(nothing_of(one)),
@@ -178,8 +180,7 @@ impl Inner {
     /// What is too large to be said again becomes objects, several at a time.
     fn move_large_tails(&self, estates: &mut [Estate]) -> Result<(), StoreError> {
         let mut puts = Vec::new();
-        // Tails as small as that become no objects of their own.
-        let inline_max = self.options.ended_bytes_min;
+        let inline_max = self.options.handed_bytes_max;
         let mut core = self.core.lock();
         for Estate { dir, files, .. } in estates {
             let mut left: u64 = files.iter().flat_map(|file| &file.tail).map(Tail::len).sum();
@@ -228,13 +229,22 @@ impl Inner {
     }
 
     fn put_all(&self, puts: Vec<(StorePath, Vec<Tail>)>) -> Result<(), StoreError> {
-        let threads = if self.is_stepped { 1 } else { self.options.writers.clamp(1, puts.len().max(1)) };
-        let puts = Mutex::new(puts.into_iter());
+        self.for_each(puts, |(path, tail)| self.put_object(&path, joined(&tail)))
+    }
+
+    /// Several at a time; the first failure, after which no more are begun.
+    fn for_each<T: Send>(
+        &self,
+        all: Vec<T>,
+        each: impl Fn(T) -> Result<(), StoreError> + Sync,
+    ) -> Result<(), StoreError> {
+        let threads = if self.is_stepped { 1 } else { self.options.writers.clamp(1, all.len().max(1)) };
+        let all = Mutex::new(all.into_iter());
         let failure = Mutex::new(None);
         let work = || {
             loop {
-                let Some((path, tail)) = puts.lock().next() else { return };
-                if let Err(error) = self.put_object(&path, joined(&tail)) {
+                let Some(one) = all.lock().next().filter(|_| failure.lock().is_none()) else { return };
+                if let Err(error) = each(one) {
                     failure.lock().get_or_insert(error);
                     return;
                 }
@@ -247,37 +257,84 @@ impl Inner {
         failure.into_inner().map_or(Ok(()), Err)
     }
 
-    fn release(&self, path: &StorePath) -> Result<Bytes, StoreError> {
+    fn release(&self, groups: &[&[StorePath]]) -> Result<Vec<Bytes>, StoreError> {
         let mut core = self.core.lock();
-        let dir = core.begin_release(path)?;
-        if let Some(seq) = core.ring.last_written() {
+        let mut begun = Vec::new();
+        let all: Vec<&StorePath> = groups.iter().copied().flatten().collect();
+        let outcome = all.iter().try_for_each(|path| core.begin_release(path).map(|dir| begun.push(dir)));
+        let outcome = match outcome.and_then(|()| self.write_large_tails(&mut core, &begun)) {
+            Ok(()) => Ok(core.say_released(&all, &begun)),
+            Err(error) => Err(error),
+        };
+        let (last, states) =
+            outcome.inspect_err(|_| begun.iter().for_each(|dir| core.cancel_release(*dir)))?;
+        if let Some(seq) = last {
             self.wait_for(&mut core, seq)?;
+        }
+        drop(core);
+        let mut of_all = all.into_iter().zip(states.iter().map(Vec::as_slice));
+        Ok(groups.iter().map(|group| frame::encode_manifest(of_all.by_ref().take(group.len()))).collect())
+    }
+
+    /// Makes durable what was written to directories that are being released, and brings what is too much for
+    /// a manifest into objects.
+    fn write_large_tails(&self, core: &mut MutexGuard<'_, Core>, dirs: &[DirNo]) -> Result<(), StoreError> {
+        if let Some(seq) = core.ring.last_written() {
+            self.wait_for(core, seq)?;
         }
         loop {
             core.alive()?;
-            if core.is_busy(dir) {
+            if dirs.iter().any(|dir| core.is_busy(*dir)) {
                 if self.is_stepped {
-                    core.cancel_release(dir);
                     return Err(StoreError::Io("an object is still being written".to_owned()));
                 }
-                self.done.wait(&mut core);
+                self.done.wait(core);
                 continue;
             }
-            let Some(write) = core.large_tail(dir) else { break };
-            drop(core);
-            let job = Job::Write(write);
-            let outcome = self.work_until_done(&job);
-            self.end_work(job, outcome.clone());
-            core = self.core.lock();
-            if let Err(error) = outcome {
-                core.cancel_release(dir);
-                return Err(error);
+            let writes = core.large_tails(dirs);
+            if writes.is_empty() {
+                return Ok(());
             }
+            MutexGuard::unlocked(core, || {
+                self.for_each(writes, |write| {
+                    let job = Job::Write(write);
+                    let outcome = self.work_until_done(&job);
+                    self.end_work(job, outcome.clone());
+                    outcome
+                })
+            })?;
         }
-        let files = core.state_of(dir, false);
-        let seq = core.say_dir(dir, path, true, &files);
-        self.wait_for(&mut core, seq)?;
-        Ok(frame::encode_manifest(path, &files))
+    }
+}
+
+/// Manifests that were decoded: several directories may come with the same.
+#[derive(Default)]
+struct Manifests(Vec<(Bytes, HashMap<StorePath, Vec<FileFrame>>)>);
+
+impl Manifests {
+    fn read(&mut self, dir: &StorePath, manifest: &Bytes) -> Result<Vec<FileState>, StoreError> {
+        let damaged = |error: &str| StoreError::Corrupt(format!("the manifest of {dir}: {error}"));
+        let is_same = |known: &Bytes| known.as_ptr() == manifest.as_ptr() && known.len() == manifest.len();
+        let at = match self.0.iter().position(|(known, _)| is_same(known)) {
+            Some(at) => at,
+            None => {
+                let dirs = frame::decode_manifest(manifest).map_err(|error| damaged(&error.to_string()))?;
+                self.0.push((manifest.clone(), dirs));
+                self.0.len() - 1
+            }
+        };
+        let files = self.0[at].1.remove(dir).ok_or_else(|| damaged("it says nothing of it"))?;
+        let file = |FileFrame { file, name, chunks, tail, .. }: FileFrame| {
+            let bytes = |piece: &Piece| {
+                let (start, end) = (piece.at as usize, piece.at as usize + piece.len as usize);
+                let is_inside = piece.seq == 0 && end <= manifest.len();
+                if is_inside { Ok(manifest.slice(start..end)) } else { Err(damaged("it lacks bytes")) }
+            };
+            let tail = tail.iter().map(bytes).collect::<Result<Vec<Bytes>, StoreError>>()?;
+            let tail = if tail.is_empty() { Vec::new() } else { vec![Tail::Here(tail)] };
+            Ok(FileState { file, name, chunks, tail })
+        };
+        files.into_iter().map(file).collect()
     }
 }
 
@@ -386,6 +443,9 @@ impl Core {
         if let Some(live) = self.dirs.get_mut(&dir) {
             live.is_releasing = false;
         }
+        let files = self.tree.dirs.get(&dir).map(|directory| directory.names.values().copied());
+        let files: Vec<FileNo> = files.into_iter().flatten().collect();
+        files.into_iter().for_each(|file| self.consider(file));
     }
 
     fn is_busy(&self, dir: DirNo) -> bool {
@@ -393,13 +453,49 @@ impl Core {
         files.into_iter().flatten().any(|file| self.tree.files[file].live.is_busy)
     }
 
-    /// The largest tail of a directory, if all of them are too much for a manifest.
-    fn large_tail(&mut self, dir: DirNo) -> Option<super::jobs::Write> {
-        let directory = self.tree.dirs.get(&dir).filter(|directory| !directory.is_released)?;
-        let tails = directory.names.values().map(|file| (self.tree.files[file].tail_len(), *file));
-        let total: u64 = tails.clone().map(|(len, _)| len).sum();
-        let (_, file) = tails.max().filter(|_| total > self.options.inline_bytes_max)?;
-        self.write_job(file)
+    /// What is to be written of directories that are being released: of each, and of all together, no more
+    /// than a manifest holds stays behind. Those that are written are the largest.
+    fn large_tails(&mut self, dirs: &[DirNo]) -> Vec<super::jobs::Write> {
+        let mut small = Vec::new();
+        let mut large = Vec::new();
+        let mut total = 0;
+        for dir in dirs {
+            let files = self.tree.dirs.get(dir).filter(|directory| !directory.is_released);
+            let files = files.map(|directory| directory.names.values()).into_iter().flatten();
+            let mut tails: Vec<_> = files.map(|file| (self.tree.files[file].tail_len(), *file)).collect();
+            tails.sort();
+            let mut left: u64 = tails.iter().map(|(len, _)| *len).sum();
+            while left > self.options.handed_bytes_max
+                && let Some((len, file)) = tails.pop()
+            {
+                left -= len;
+                large.push(file);
+            }
+            total += left;
+            small.extend(tails);
+        }
+        small.sort();
+        while total > self.options.manifest_bytes_max
+            && let Some((len, file)) = small.pop()
+        {
+            total -= len;
+            large.push(file);
+        }
+        large.into_iter().filter_map(|file| self.write_job(file)).collect()
+    }
+
+    /// Writes the last frames of directories; returns the last block, and what was said of each.
+    fn say_released(&mut self, paths: &[&StorePath], dirs: &[DirNo]) -> (Option<u64>, Vec<Vec<FileState>>) {
+        let block_bytes = std::mem::replace(&mut self.options.block_bytes, ADOPTED_BLOCK_BYTES);
+        let mut last = None;
+        let mut states = Vec::new();
+        for (dir, path) in dirs.iter().zip(paths) {
+            let files = self.state_of(*dir, false);
+            last = Some(self.say_dir(*dir, path, true, &files));
+            states.push(files);
+        }
+        self.options.block_bytes = block_bytes;
+        (last, states)
     }
 }
 
@@ -465,25 +561,6 @@ fn nothing_of(one: &Inheritance) -> StoreError {
         "the logs of {lives} have nothing of {}, which is on record as theirs",
         one.dir
     ))
-}
-
-fn read_manifest(dir: &StorePath, manifest: &Bytes) -> Result<Vec<FileState>, StoreError> {
-    let damaged = |error| StoreError::Corrupt(format!("the manifest of {dir}: {error}"));
-    let (path, files) = frame::decode_manifest(manifest).map_err(|error| damaged(error.to_string()))?;
-    if path != *dir {
-        return Err(damaged(format!("it is that of {path}")));
-    }
-    let file = |FileFrame { file, name, chunks, tail, .. }: FileFrame| {
-        let bytes = |piece: &Piece| {
-            let (start, end) = (piece.at as usize, piece.at as usize + piece.len as usize);
-            let is_inside = piece.seq == 0 && end <= manifest.len();
-            if is_inside { Ok(manifest.slice(start..end)) } else { Err(damaged("it lacks bytes".to_owned())) }
-        };
-        let tail = tail.iter().map(bytes).collect::<Result<Vec<Bytes>, StoreError>>()?;
-        let tail = if tail.is_empty() { Vec::new() } else { vec![Tail::Here(tail)] };
-        Ok(FileState { file, name, chunks, tail })
-    };
-    files.into_iter().map(file).collect()
 }
 
 fn copied(tail: &Tail) -> Tail {

@@ -263,6 +263,8 @@ fn options(seed: u64) -> Options {
         ended_bytes_min: 80,
         merge_below_bytes: 200,
         inline_bytes_max: 150,
+        handed_bytes_max: 200,
+        manifest_bytes_max: 300,
         put_inline_bytes_max: 250,
         pack_bytes_min: 12,
         read_ahead_bytes_max: 1 << 10,
@@ -276,6 +278,8 @@ fn options(seed: u64) -> Options {
             ended_bytes_min: 400,
             merge_below_bytes: 1_000,
             inline_bytes_max: 40,
+            handed_bytes_max: 60,
+            manifest_bytes_max: 100,
             object_bytes: 200,
             ..options
         },
@@ -314,7 +318,7 @@ impl World {
     }
 
     fn step(&mut self) -> Check<()> {
-        self.assign(None)?;
+        self.assign(&[])?;
         if self.chance(100) {
             self.forget_lives()?;
         }
@@ -403,8 +407,8 @@ impl World {
     }
 
     /// Gives every directory without an owner to somebody, but for one.
-    fn assign(&mut self, but: Option<usize>) -> Check<()> {
-        let is_orphan = |dir: &usize| self.dirs[*dir].owner.is_none() && Some(*dir) != but;
+    fn assign(&mut self, but: &[usize]) -> Check<()> {
+        let is_orphan = |dir: &usize| self.dirs[*dir].owner.is_none() && !but.contains(dir);
         let orphans: Vec<usize> = (0..self.dirs.len()).filter(is_orphan).collect();
         if orphans.is_empty() {
             return Ok(());
@@ -655,42 +659,39 @@ impl World {
         Ok(())
     }
 
-    /// A directory goes from one living broker to another, or back, or somebody dies over it.
+    /// Directories go from one living broker to another, or back, or somebody dies over it.
     fn hand_over(&mut self) -> Check<()> {
         let index = self.pick(self.dirs.len());
         let Some(owner) = self.dirs[index].owner else { return Ok(()) };
-        let path = self.dirs[index].path.clone();
+        let mut indexes = vec![index];
+        for other in 0..self.dirs.len() {
+            if other != index && self.dirs[other].owner == Some(owner) && self.chance(300) {
+                indexes.push(other);
+            }
+        }
         self.brokers[owner].finish_block();
         self.brokers[owner].finish_job(false);
-        self.forget_writers(owner, index);
-        let Ok(manifest) = self.brokers[owner].shared.release(&path) else { return Ok(()) };
-        trace(|| format!("{} released {path}", self.brokers[owner].life));
-        self.report.releases += 1;
-        // Whoever lets go of a directory closes its readers: the next owner may delete what they read.
-        self.kept.retain(|kept| kept.broker != owner || kept.dir != path);
-        let dir = &mut self.dirs[index];
-        let upto = dir.ops.last().map_or(0, |(op, _)| *op);
-        self.ack(owner, upto);
-        // Everything of the directory is durable by now, and read as before by whoever has it.
-        let dir = &mut self.dirs[index];
-        dir.owner = None;
+        indexes.iter().for_each(|index| self.forget_writers(owner, *index));
+        if !self.release(owner, &indexes) {
+            return Ok(());
+        }
         if self.chance(100) {
             // It dies, or is taken for dead, before the hand-over is on record.
+            indexes.iter().for_each(|index| self.dirs[*index].manifest = None);
             self.brokers[owner].line.calls_left.store(0, Ordering::Relaxed);
             return self.bury();
         }
         let alive = self.alive();
         let heir = if self.chance(200) { owner } else { alive[self.pick(alive.len())] };
-        // The record goes on to name whoever left the manifest.
-        self.dirs[index].manifest = Some(manifest);
         if self.twin == Twin::ManifestAlone {
-            self.dirs[index].lives.clear();
+            // The record goes on to name whoever left the manifest.
+            indexes.iter().for_each(|index| self.dirs[*index].lives.clear());
         }
         if heir == owner || self.chance(900) {
-            if self.adopt(heir, &[index]) {
-                self.take_possession(heir, &[index])?;
-                if heir != owner {
-                    let _ = self.brokers[owner].shared.disown(&path);
+            if self.adopt(heir, &indexes) {
+                self.take_possession(heir, &indexes)?;
+                for index in indexes.into_iter().filter(|_| heir != owner) {
+                    let _ = self.brokers[owner].shared.disown(&self.dirs[index].path);
                 }
                 return Ok(());
             }
@@ -701,10 +702,35 @@ impl World {
                 self.brokers[owner].line.calls_left.store(0, Ordering::Relaxed);
             }
             self.bury()?;
-            self.assign(Some(index))?;
+            self.assign(&indexes)?;
             return self.forget_lives();
         }
         self.bury()
+    }
+
+    /// Everything of these directories is durable afterwards, and read as before by whoever has them; nobody does.
+    fn release(&mut self, owner: usize, indexes: &[usize]) -> bool {
+        let paths: Vec<StorePath> = indexes.iter().map(|index| self.dirs[*index].path.clone()).collect();
+        // One manifest for all, or two.
+        let (some, others) = paths.split_at(self.pick(paths.len() + 1));
+        let groups: Vec<&[StorePath]> =
+            [some, others].into_iter().filter(|group| !group.is_empty()).collect();
+        let Ok(manifests) = self.brokers[owner].shared.release(&groups) else { return false };
+        trace(|| format!("{} released {paths:?}", self.brokers[owner].life));
+        self.report.releases += 1;
+        // Whoever lets go of a directory closes its readers: the next owner may delete what they read.
+        self.kept.retain(|kept| kept.broker != owner || !paths.contains(&kept.dir));
+        let sizes = groups.iter().map(|group| group.len());
+        let of_each =
+            manifests.iter().zip(sizes).flat_map(|(manifest, count)| std::iter::repeat_n(manifest, count));
+        for (index, manifest) in indexes.iter().zip(of_each) {
+            let upto = self.dirs[*index].ops.last().map_or(0, |(op, _)| *op);
+            self.ack(owner, upto);
+            let dir = &mut self.dirs[*index];
+            dir.owner = None;
+            dir.manifest = Some(manifest.clone());
+        }
+        true
     }
 
     fn forget_writers(&mut self, broker: usize, dir: usize) {

@@ -28,6 +28,8 @@ pub(crate) fn small() -> Options {
         ended_bytes_min: 1 << 10,
         merge_below_bytes: 4 << 10,
         inline_bytes_max: 1 << 10,
+        handed_bytes_max: 4 << 10,
+        manifest_bytes_max: 8 << 10,
         put_inline_bytes_max: 8 << 10,
         writers: 2,
         retry_after_max: Duration::from_millis(20),
@@ -193,7 +195,7 @@ fn a_directory_is_handed_over_and_comes_back() {
         let writer = from.resume(&log, expected.len() as u64).unwrap();
         append(&writer, b"not synced");
         expected.extend_from_slice(b"not synced");
-        let manifest = Some(from.release(&dir).unwrap());
+        let manifest = from.release(&[std::slice::from_ref(&dir)]).unwrap().pop();
         assert_eq!(writer.sync(), Err(StoreError::Fenced));
         assert_eq!(from.open(&log).err(), Some(StoreError::NotFound));
         assert_eq!(from.put(&dir.join("x").unwrap(), b""), Err(StoreError::Fenced));
@@ -204,14 +206,48 @@ fn a_directory_is_handed_over_and_comes_back() {
         assert!(read(&to.open(&log).unwrap()) == expected);
         std::mem::swap(&mut from, &mut to);
     }
-    let elsewhere =
-        [Inheritance { dir: path("t/p-1"), lives: vec![], manifest: Some(one.release(&dir).unwrap()) }];
+    let manifest = one.release(&[std::slice::from_ref(&dir)]).unwrap().pop();
+    let elsewhere = [Inheritance { dir: path("t/p-1"), lives: vec![], manifest }];
     assert!(matches!(other.adopt(&elsewhere), Err(StoreError::Corrupt(_))), "another's manifest");
     let new = [Inheritance { dir: path("t/p-2"), lives: vec![], manifest: None }];
     assert_eq!(other.adopt(&new), Ok(vec![Inherited::Nothing]));
     let lost = [Inheritance { dir: path("t/p-3"), lives: vec![life(77)], manifest: None }];
     let error = other.adopt(&lost).unwrap_err().to_string();
     assert!(error.contains("1-77 have nothing of t/p-3"), "{error}");
+}
+
+#[test]
+fn directories_that_are_released_together_go_to_several_heirs_with_few_objects() {
+    let remote = Memory::new();
+    let open = |epoch| Shared::open(Arc::new(remote.clone()), life(epoch), small()).unwrap();
+    let (from, one, other) = (open(1), open(2), open(3));
+    let dirs: Vec<StorePath> = (0..8).map(|at| path(&format!("t/p-{at}"))).collect();
+    let log = |dir: &StorePath| dir.join("0.log").unwrap();
+    // One tail is too large by itself, all together are too large as well.
+    let contents: Vec<Vec<u8>> = (0..8).map(|at| content(if at == 3 { 6_000 } else { 1_500 }, at)).collect();
+    let writers: Vec<_> = dirs.iter().map(|dir| from.create(&log(dir)).unwrap()).collect();
+    for (writer, bytes) in writers.iter().zip(&contents) {
+        append(writer, bytes);
+    }
+    let before = from.stats().objects_written;
+    let manifests = from.release(&[&dirs[..5], &dirs[5..]]).unwrap();
+    let written = from.stats().objects_written - before;
+    assert!((2..5).contains(&written), "{written} objects of 8 tails");
+    let of = |at: usize| Some(manifests[usize::from(at >= 5)].clone());
+    for (heir, parity) in [(&one, 0), (&other, 1)] {
+        let mine: Vec<usize> = (0..8).filter(|at| at % 2 == parity).collect();
+        let all: Vec<Inheritance> = mine
+            .iter()
+            .map(|at| Inheritance { dir: dirs[*at].clone(), lives: Vec::new(), manifest: of(*at) })
+            .collect();
+        heir.adopt(&all).unwrap();
+        for at in mine {
+            heir.confirm(std::slice::from_ref(&dirs[at]));
+            from.disown(&dirs[at]).unwrap();
+            assert!(read(&heir.open(&log(&dirs[at])).unwrap()) == contents[at], "directory {at}");
+        }
+    }
+    assert_eq!(from.release(&[&[path("t/p-99")]]).err(), Some(StoreError::NotFound));
 }
 
 #[test]
