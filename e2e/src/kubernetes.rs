@@ -4,8 +4,13 @@
 //! a test asks it. A region is taken down when its value is dropped, and also when the test process dies. A machine that
 //! cannot run it fails the test with the sentence of the script: nothing is skipped. Waits have generous deadlines.
 
+mod control;
 mod kubectl;
+mod load;
 mod numbers;
+mod operator;
+mod stores;
+mod story;
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -17,6 +22,10 @@ use anyhow::{Context, Result, bail, ensure};
 use serde_json::Value;
 
 pub use kubectl::{Kubectl, condition};
+pub use load::Load;
+pub use operator::{Operator, Stand};
+pub use stores::Stores;
+pub use story::Story;
 
 use crate::tools;
 use numbers::Number;

@@ -80,7 +80,12 @@ pub struct Relay {
 impl Relay {
     /// Relays TCP connections to `target`.
     pub fn tcp(target: SocketAddr) -> Result<Relay> {
-        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?;
+        Relay::tcp_at(Ipv4Addr::LOCALHOST, target)
+    }
+
+    /// As [`Relay::tcp`], from an address of this machine that others reach.
+    pub fn tcp_at(host: Ipv4Addr, target: SocketAddr) -> Result<Relay> {
+        let listener = TcpListener::bind((host, 0))?;
         listener.set_nonblocking(true)?;
         let relay = Relay::new(listener.local_addr()?);
         let (faults, stop) = (Arc::clone(&relay.faults), Arc::clone(&relay.stop));

@@ -8,7 +8,8 @@ use std::time::Duration;
 
 use chassis::ServiceHandle;
 use k8s_openapi::NamespaceResourceScope;
-use kube::api::{Api, DeleteParams, Patch, PatchParams, Preconditions};
+use k8s_openapi::api::core::v1::Pod;
+use kube::api::{Api, DeleteParams, EvictParams, Patch, PatchParams, Preconditions};
 use kube::runtime::events::{Event, EventType, Recorder, Reporter};
 use kube::{Client, Resource, ResourceExt as _};
 use parking_lot::Mutex;
@@ -21,6 +22,7 @@ use crate::dataplane::DataPlane;
 use crate::failure::Failure;
 use crate::join::Doors;
 use crate::leader::Leadership;
+use crate::leave::Leave;
 use crate::liveness::Liveness;
 use crate::names::{GROUP, MANAGER, PAUSED};
 
@@ -32,12 +34,17 @@ pub struct Context {
     pub namespaces: Vec<String>,
     pub leader: Arc<Leadership>,
     pub liveness: Arc<Liveness>,
+    pub leave: Leave,
     pub service: ServiceHandle,
     pub data_plane: DataPlane,
     /// Where other regions redeem tokens.
     pub doors: Doors,
     /// Every Topic as last seen, so that one of thousands costs no list of all.
     pub topics: std::sync::OnceLock<kube::runtime::reflector::Store<crate::crd::Topic>>,
+    /// Every BrokerCluster as last seen.
+    pub clusters: std::sync::OnceLock<kube::runtime::reflector::Store<crate::crd::BrokerCluster>>,
+    /// The way to the brokers of each cluster, by namespace and name, as found a moment ago.
+    pub(crate) reached: Mutex<HashMap<(String, String), Arc<crate::region::Reach>>>,
     recorder: Recorder,
     /// Versions that our own writes made: older ones are not judged.
     pub(crate) written: Mutex<HashMap<String, u64>>,
@@ -83,12 +90,15 @@ impl Context {
         let silence = Duration::from_secs(u64::from(config.watch_silence_seconds.max(1)));
         Context {
             topics: std::sync::OnceLock::new(),
+            clusters: std::sync::OnceLock::new(),
+            reached: Mutex::default(),
             recorder: Recorder::new(client.clone(), reporter),
             client,
             config,
             namespaces,
             leader,
             liveness: Arc::new(Liveness::new(silence)),
+            leave: Leave::default(),
             service,
             data_plane: DataPlane::default(),
             doors: Doors::default(),
@@ -176,6 +186,22 @@ impl Context {
         match api.delete(&object.name_any(), &params).await.map_err(Failure::from) {
             Ok(_) => Ok(()),
             Err(failure) if failure.is_not_found() => Ok(()),
+            Err(failure) => Err(failure),
+        }
+    }
+
+    /// Asks for a pod to be taken away, exactly this one, as its PodDisruptionBudget allows; false where it does not.
+    pub async fn evict(&self, pod: &Pod) -> Result<bool, Failure> {
+        self.fence()?;
+        let preconditions = Preconditions { uid: pod.uid(), resource_version: None };
+        let delete = DeleteParams { preconditions: Some(preconditions), ..DeleteParams::default() };
+        let params = EvictParams { delete_options: Some(delete), ..EvictParams::default() };
+        self.count("evict", "Pod");
+        let api = self.api::<Pod>(&pod.namespace().unwrap_or_default());
+        match api.evict(&pod.name_any(), &params).await.map_err(Failure::from) {
+            Ok(_) => Ok(true),
+            Err(failure) if failure.is_not_found() => Ok(true),
+            Err(failure) if failure.is_refused_for_now() => Ok(false),
             Err(failure) => Err(failure),
         }
     }

@@ -114,7 +114,8 @@ where
     let watches = cx.everywhere::<K>().into_iter().map(|(namespace, api)| {
         let shown = if namespace.is_empty() { name.to_owned() } else { format!("{namespace}/{name}") };
         let (liveness, stop) = (cx.liveness.clone(), cx.service.stopping().clone());
-        watch::<K>(shown, api, labels.clone(), liveness, stop)
+        let place = cx.leave.place(&cx.client, &namespace, &stop);
+        watch::<K>(shown, api, labels.clone(), liveness, place, stop)
             .map(move |event| (namespace.clone(), event))
             .boxed()
     });

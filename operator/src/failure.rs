@@ -47,6 +47,11 @@ impl Failure {
         self.code() == Some(403)
     }
 
+    /// Too many at a time: of requests, or of pods that a budget keeps.
+    pub fn is_refused_for_now(&self) -> bool {
+        self.code() == Some(429)
+    }
+
     /// What the API server says about an object that it does not take.
     pub fn is_invalid(&self) -> bool {
         matches!(self.code(), Some(400 | 422))

@@ -16,6 +16,7 @@ pub mod failure;
 pub mod join;
 pub mod lane;
 mod leader;
+mod leave;
 pub mod link;
 pub mod lint;
 pub mod liveness;

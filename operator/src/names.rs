@@ -23,6 +23,10 @@ pub const APPLIED: &str = "sealane.io/applied";
 pub const PAUSED: &str = "sealane.io/paused";
 /// On a BrokerCluster: a word; every new one has all certificates of services made anew.
 pub const ROTATE: &str = "sealane.io/rotate-certificates";
+/// On a BrokerCluster with update policy Plan: the status.planId that a person agrees to.
+pub const APPROVED: &str = "sealane.io/approved";
+/// On a pool's StatefulSet: POD=ID of brokers that the operator empties, with commas between.
+pub const EMPTIED: &str = "sealane.io/emptied";
 /// On a pod template: hash of the configuration file.
 pub const CONFIG_HASH: &str = "sealane.io/config";
 

@@ -71,9 +71,15 @@ fn reconcile(cx: Arc<Context>, topic: Arc<Topic>) -> BoxFuture<'static, Reconcil
         status.observed_generation = topic.metadata.generation;
         status.conditions = after(&status.conditions, &verdicts, topic.metadata.generation);
         cx.status(&*topic, topic.status.as_ref(), &status).await?;
-        Ok(Again(if settled { LOOK } else { SOON }))
+        Ok(Again(if settled { pause(&cx) } else { SOON }))
     }
     .boxed()
+}
+
+/// Until a topic at rest is looked at again: where there are thousands, so many in a second and no more.
+fn pause(cx: &Context) -> Duration {
+    let count = cx.topics.get().map_or(0, |topics| topics.len());
+    LOOK.max(Duration::from_secs(count as u64 / LOOKS_PER_SECOND))
 }
 
 async fn bring(cx: &Context, topic: &Topic, status: &mut TopicStatus) -> Result<Vec<Verdict>, Failure> {
@@ -253,7 +259,7 @@ async fn alter(
 async fn end(cx: &Context, topic: &Topic) -> Reconciled {
     let namespace = topic.namespace().unwrap_or_default();
     let ours = topic.finalizers().iter().any(|finalizer| finalizer == FINALIZER);
-    let region = Region::find(cx, &namespace, &topic.spec.cluster_ref.name).await?;
+    let region = Region::find_now(cx, &namespace, &topic.spec.cluster_ref.name).await?;
     // With a cluster that is gone, or going, there is nothing to wait for.
     if let Some(region) = region
         && ours
@@ -317,15 +323,16 @@ async fn delete(connection: &Connection, name: &str) -> Result<(), ClientError> 
 
 /// Another object that had this topic of this cluster first.
 fn earlier(cx: &Context, topic: &Topic) -> Option<String> {
-    let known = cx.topics.get().map(|topics| topics.state()).unwrap_or_default();
-    let same = known.iter().filter(|other| {
-        other.namespace() == topic.namespace()
-            && other.name_any() != topic.name_any()
+    // Of thousands, each is compared with each: by what differs most, and nothing is copied for it.
+    let is_same = |other: &Topic| {
+        other.named() == topic.named()
+            && other.metadata.name != topic.metadata.name
+            && other.metadata.namespace == topic.metadata.namespace
             && other.metadata.deletion_timestamp.is_none()
-            && other.topic_name() == topic.topic_name()
             && other.spec.cluster_ref == topic.spec.cluster_ref
-    });
-    same.filter(|other| rank(other) < rank(topic)).map(|other| other.name_any()).next()
+            && rank(other) < rank(topic)
+    };
+    cx.topics.get()?.find(is_same).map(|other| other.name_any())
 }
 
 /// Who has it goes before who has it not, and the older one before the younger. Kubernetes knows seconds only.
@@ -352,6 +359,7 @@ const FINALIZER: &str = "sealane.io/topic";
 const LANES: &str = "sealane.lanes";
 const LOOK: Duration = Duration::from_secs(60);
 const SOON: Duration = Duration::from_secs(5);
+const LOOKS_PER_SECOND: u64 = 20;
 const TIMEOUT_MS: i32 = 30_000;
 /// Kinds of resources and operations, and the source of a configuration, as Kafka numbers them.
 const TOPIC: i8 = 2;

@@ -16,6 +16,7 @@ use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 use tracing::{debug, info, warn};
 
+use crate::leave::Place;
 use crate::liveness::Liveness;
 
 /// A kind that can be watched.
@@ -35,10 +36,11 @@ pub fn watch<K: Watched>(
     api: Api<K>,
     labels: Option<String>,
     liveness: Arc<Liveness>,
+    place: Arc<Place>,
     stop: CancellationToken,
 ) -> impl Stream<Item = Event<K>> + Send + 'static {
     let (events, received) = mpsc::channel(EVENTS_MAX);
-    let task = Watch { name, api, labels, liveness, events };
+    let task = Watch { name, api, labels, liveness, place, events };
     tokio::spawn(async move {
         stop.run_until_cancelled(task.run()).await;
     });
@@ -53,6 +55,8 @@ struct Watch<K> {
     api: Api<K>,
     labels: Option<String>,
     liveness: Arc<Liveness>,
+    /// Where it looks, and whether it may.
+    place: Arc<Place>,
     events: mpsc::Sender<Event<K>>,
 }
 
@@ -71,6 +75,7 @@ impl<K: Watched> Watch<K> {
         let mut complained = false;
         self.liveness.heard(&self.name);
         loop {
+            self.place.open(|| self.liveness.heard(&self.name)).await;
             let version = match self.list().await {
                 Ok(version) => version,
                 Err(Ended::Deaf) => return,
@@ -82,6 +87,9 @@ impl<K: Watched> Watch<K> {
                     // An answer is a sign of life, also one that lets us into nothing yet.
                     if matches!(&error, Ended::Kube(kube::Error::Api(_))) {
                         self.liveness.heard(&self.name);
+                    }
+                    if matches!(&error, Ended::Kube(kube::Error::Api(status)) if status.code == 403) {
+                        self.place.doubt();
                     }
                     match &error {
                         _ if complained => {}
@@ -147,6 +155,11 @@ impl<K: Watched> Watch<K> {
             let mut stream = match opened {
                 Ok(stream) => Box::pin(stream),
                 Err(kube::Error::Api(status)) if status.code == 410 => return Ok(()),
+                // Put out, or its namespace goes: it begins again from a list when it is let in again.
+                Err(kube::Error::Api(status)) if status.code == 403 => {
+                    self.place.doubt();
+                    return Ok(());
+                }
                 Err(error) => {
                     debug!(watch = %self.name, "cannot be opened, trying again: {error}");
                     tokio::time::sleep(pause).await;

@@ -14,6 +14,7 @@ impl Calls {
         let mut answer = v1::ClusterStatusResponse {
             cluster_id: identity.cluster_id.as_str().to_owned(),
             controller: identity.broker_id.0,
+            answering: identity.broker_id.0,
             ..v1::ClusterStatusResponse::default()
         };
         let Some(cluster) = &self.broker.cluster else {
@@ -28,6 +29,7 @@ impl Calls {
             named.or_else(|| listeners.values().next()).cloned().unwrap_or_default()
         };
         answer.controller = view.controller.unwrap_or(-1);
+        answer.draining = view.draining.iter().copied().collect();
         for (id, broker) in &view.brokers {
             let roles: Vec<String> =
                 broker.roles.iter().map(|role| format!("{role:?}").to_lowercase()).collect();

@@ -1,18 +1,23 @@
 //! BrokerCluster and BrokerPool: one look at a cluster and its pools, and what follows from it.
 //!
-//! `plan` makes the objects (pure), `certificates` and `config` what is in them, `pods` tells why a pod is not ready. This
-//! file observes, applies in an order in which nothing waits for what comes later, and says how it stands. Volumes are
-//! never deleted from here; pods are restarted by their StatefulSet, one by one, and only as it finds them ready.
+//! `plan` makes the objects (pure), `certificates` and `config` what is in them, `outside` finds where clients reach them;
+//! `brokers` asks the data plane, `roll` says which pod may go next (pure), `told` what statuses say. This file observes,
+//! applies in an order in which nothing waits for what comes later, and takes the steps. Volumes are never deleted here.
 
+mod brokers;
 mod certificates;
 mod config;
+mod outside;
 mod plan;
 mod pods;
+mod roll;
+mod told;
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
+use control::v1;
 use futures_util::FutureExt as _;
 use futures_util::future::BoxFuture;
 use k8s_openapi::api::apps::v1::StatefulSet;
@@ -22,18 +27,16 @@ use kube::api::ListParams;
 use kube::runtime::events::EventType;
 use kube::runtime::reflector::ObjectRef;
 
-use crate::apply::Owner;
-use crate::conditions::{Status, Verdict, after, is_true};
+use crate::apply::{Owner, digest};
+use crate::conditions::{Verdict, after, is_true};
 use crate::context::{Context, is_paused};
 use crate::controller::{Again, Reconciled, Wakes, primary, run, secondary};
-use crate::crd::{
-    BrokerCluster, BrokerClusterStatus, BrokerCounts, BrokerPool, BrokerPoolStatus, Endpoint, Listener,
-    ListenerType, MetadataType, PoolBroker,
-};
+use crate::crd::{BrokerCluster, BrokerClusterStatus, BrokerPool, MetadataType, UpdatePolicy};
 use crate::failure::Failure;
-use crate::names::{CLUSTER, COMPONENT, POOL};
+use crate::names::{APPROVED, CLUSTER, COMPONENT};
 use crate::region::Region;
-use config::Outside;
+use plan::Standing;
+use roll::{Decision, Scene, Step};
 
 /// Starts the controller.
 pub fn start(cx: &Arc<Context>) {
@@ -54,6 +57,7 @@ pub fn start(cx: &Arc<Context>) {
         ),
     ];
     let clusters = primary::<BrokerCluster>(cx);
+    cx.clusters.get_or_init(|| clusters.store.clone());
     cx.service.spawn_child(run(cx.clone(), "clusters", clusters, wakes, reconcile));
 }
 
@@ -80,12 +84,16 @@ fn reconcile(cx: Arc<Context>, cluster: Arc<BrokerCluster>) -> BoxFuture<'static
                 Err(failure) => verdicts.push(told(failure)?),
             }
         }
-        tell(&cx, &cluster, &verdicts).await;
+        told::events(&cx, &cluster, &verdicts, &status.plan).await;
         status.observed_generation = cluster.metadata.generation;
         status.conditions = after(&status.conditions, &verdicts, cluster.metadata.generation);
-        let ready = is_true(&status.conditions, "Ready");
+        let at_rest = ["Ready", "DataSafe"].iter().all(|type_| is_true(&status.conditions, type_));
         cx.status(&*cluster, cluster.status.as_ref(), &status).await?;
-        Ok(if ready { again } else { Again(NOT_READY) })
+        Ok(match (status.plan.is_empty(), at_rest) {
+            (false, _) => Again(ON_ITS_WAY),
+            (true, false) => Again(NOT_READY),
+            (true, true) => again,
+        })
     }
     .boxed()
 }
@@ -132,42 +140,152 @@ async fn bring(
 
     let owner = Owner::of(cluster);
     lay(cx, &region, &owner).await?;
-    let pods = pods_of(cx, &region).await?;
-    let outside = outside(cx, &region, &owner, &pools, &pods).await?;
-    let wanted = plan::certificates(&region, &hosts_of(&outside));
+    let seen = Seen::look(cx, &region, &pools).await?;
+    let mut decision = seen.decide(&region, &pools, status);
+    let standing = |pool: &BrokerPool| standing(pool, &decision);
+    let names: Vec<String> =
+        pools.iter().flat_map(|pool| plan::pods(pool, standing(pool).replicas)).collect();
+    let reached = outside::find(cx, &region, &owner, &names, &seen.pods).await?;
+    let wanted = plan::certificates(&region, &reached.hosts);
     status.certificates = certificates::bring(cx, &region, &owner, &wanted).await?;
     verdicts.push(Verdict::yes("CertificatesValid", "Valid", ""));
 
-    let leaves =
-        region.cluster.spec.listeners.iter().any(|listener| listener.type_ != ListenerType::Internal);
-    let mut counts = BrokerCounts::default();
     let mut progressing = false;
     for pool in pools.iter().filter(|pool| !is_paused(*pool)) {
-        let (map, set) = plan::pool(&region, pool, &image, &outside)?;
-        let known = plan::pods_of(pool).iter().all(|pod| outside.contains_key(pod));
-        // Without the file the pod waits on its node, whose address is what the file needs.
-        if !leaves || known {
+        let standing = standing(pool);
+        let (map, set) = plan::pool(&region, pool, &image, &reached.told, &standing)?;
+        // Without its file a pod waits on its node.
+        if reached.knows(&plan::pods(pool, standing.replicas)) {
             cx.apply(&owner, &map).await?;
         }
-        cx.apply(&Owner::of(pool), &set).await?;
-        progressing |= pool_status(cx, &region, pool, &pods).await?;
-        counts.total += pool.spec.replicas;
+        let written = cx.apply(&Owner::of(pool), &set).await?;
+        let known = !written && seen.sets.get(&pool.name_any()).and_then(brokers::revision).is_some();
+        progressing |= told::pool(cx, &region, pool, (&seen.pods, &seen.brokers), known, &decision).await?;
     }
-    counts.ready = i32::try_from(pods.iter().filter(|pod| pods::is_ready(pod)).count()).unwrap_or(i32::MAX);
-    counts.summary = format!("{}/{}", counts.ready, counts.total);
-    status.brokers = counts.clone();
-    status.endpoints = endpoints(&region, &outside);
-    verdicts.push(match progressing {
-        true => Verdict::yes("Progressing", "Updating", format!("{} brokers are ready", counts.summary)),
-        false => Verdict::no("Progressing", "Settled", ""),
-    });
-    verdicts.push(ready(&pools, &counts, &pods, progressing));
-    if status.cluster_id.is_none() && counts.ready > 0 {
+    take(cx, &region, &seen.pods, &mut decision).await?;
+    status.plan = std::mem::take(&mut decision.plan);
+    status.brokers = told::counts(&pools, &seen.pods);
+    status.endpoints = reached.endpoints;
+    let pods = (&seen.pods[..], &seen.brokers[..]);
+    verdicts.extend(told::verdicts(&pools, &status.brokers, pods, progressing, &status.plan));
+    if status.cluster_id.is_none() && status.brokers.ready > 0 {
         let mut control = region.control(cx).await?;
-        let info = control.cluster_info(control::v1::ClusterInfoRequest {}).await;
+        let info = control.cluster_info(v1::ClusterInfoRequest {}).await;
         status.cluster_id = info.ok().map(|info| info.into_inner().cluster_id);
     }
     Ok(verdicts)
+}
+
+/// What a decision makes of a pool.
+fn standing(pool: &BrokerPool, decision: &Decision) -> Standing {
+    let (name, none) = (pool.name_any(), BTreeMap::new());
+    Standing {
+        replicas: decision.replicas.get(&name).copied().unwrap_or(pool.spec.replicas),
+        emptied: brokers::remembered(decision.emptied.get(&name).unwrap_or(&none)),
+    }
+}
+
+/// A cluster's pods and what their brokers say.
+struct Seen {
+    pods: Vec<Pod>,
+    sets: BTreeMap<String, StatefulSet>,
+    brokers: Vec<roll::Broker>,
+}
+
+impl Seen {
+    async fn look(cx: &Context, region: &Region, pools: &[BrokerPool]) -> Result<Seen, Failure> {
+        let namespace = &region.names.namespace;
+        let labels = format!("{CLUSTER}={},{COMPONENT}=broker", region.names.cluster);
+        let pods = cx.api::<Pod>(namespace).list(&ListParams::default().labels(&labels)).await?.items;
+        let mut sets = BTreeMap::new();
+        for pool in pools {
+            let set = cx.api::<StatefulSet>(namespace).get_opt(&pool.name_any()).await?;
+            sets.extend(set.map(|set| (pool.name_any(), set)));
+        }
+        let answers = brokers::ask(cx, region).await?;
+        let brokers = brokers::seen(&pods, &sets, &answers);
+        Ok(Seen { pods, sets, brokers })
+    }
+
+    fn decide(&self, region: &Region, pools: &[BrokerPool], status: &mut BrokerClusterStatus) -> Decision {
+        let spec = &region.cluster.spec;
+        let is_still = |name: &String| pools.iter().any(|pool| pool.name_any() == *name && is_paused(pool));
+        let mut brokers = self.brokers.clone();
+        for broker in brokers.iter_mut().filter(|broker| is_still(&broker.pool)) {
+            broker.outdated = false;
+        }
+        let standing: Vec<roll::Pool> = pools
+            .iter()
+            .map(|pool| {
+                let mut standing = brokers::pool(pool, self.sets.get(&pool.name_any()));
+                if is_paused(pool) {
+                    standing.wanted = standing.current.unwrap_or(standing.wanted);
+                }
+                standing
+            })
+            .collect();
+        // Of what all pods shall run.
+        let revisions: Vec<String> = self.sets.values().filter_map(brokers::revision).collect();
+        let id = digest(revisions.join(",").as_bytes());
+        let planned =
+            spec.update.policy == UpdatePolicy::Plan && brokers.iter().any(|broker| broker.outdated);
+        status.plan_id = planned.then(|| id.clone());
+        roll::decide(&Scene {
+            pools: &standing,
+            brokers: &brokers,
+            alone: spec.metadata.type_ == MetadataType::Embedded,
+            policy: spec.update.policy,
+            max_unavailable: spec.update.max_unavailable,
+            approved: region.cluster.annotations().get(APPROVED) == Some(&id),
+        })
+    }
+}
+
+/// Takes the steps that were decided on.
+async fn take(cx: &Context, region: &Region, pods: &[Pod], decision: &mut Decision) -> Result<(), Failure> {
+    for step in std::mem::take(&mut decision.steps) {
+        match step {
+            Step::Restart { pod, uid, down } => {
+                let Some(found) = pods.iter().find(|found| found.uid().as_ref() == Some(&uid)) else {
+                    continue;
+                };
+                let gone = match down {
+                    true => cx.delete(found).await.map(|()| true)?,
+                    false => cx.evict(found).await?,
+                };
+                match gone {
+                    true => {
+                        let note = format!("pod {pod} begins anew with what its spec says now");
+                        cx.event(
+                            &region.cluster,
+                            EventType::Normal,
+                            "BrokerRestarted",
+                            &format!("Restart {pod}"),
+                            note,
+                        )
+                        .await;
+                    }
+                    false => decision.plan.push(format!("pod {pod} waits: its PodDisruptionBudget says no")),
+                }
+            }
+            Step::Drain { id, .. } => drain(cx, region, id, true).await?,
+            Step::Undrain { id } => drain(cx, region, id, false).await?,
+        }
+    }
+    Ok(())
+}
+
+async fn drain(cx: &Context, region: &Region, broker: i32, drain: bool) -> Result<(), Failure> {
+    cx.fence()?;
+    let mut control = region.control(cx).await?;
+    let asked = control.drain_broker(v1::DrainBrokerRequest { broker, drain }).await;
+    asked.map_err(|error| Failure::DataPlane(format!("broker {broker}: {}", error.message())))?;
+    let (reason, note) = match drain {
+        true => ("BrokerEmptied", format!("broker {broker} gives away what it owns, to be removed")),
+        false => ("BrokerBack", format!("broker {broker} is not kept empty any more")),
+    };
+    cx.event(&region.cluster, EventType::Normal, reason, &format!("Drain {broker}"), note).await;
+    Ok(())
 }
 
 /// What stands before any pod.
@@ -178,29 +296,6 @@ async fn lay(cx: &Context, region: &Region, owner: &Owner) -> Result<(), Failure
         cx.apply(owner, service).await?;
     }
     cx.apply(owner, &ground.budget).await.map(drop)
-}
-
-/// The hosts that clients outside connect to, for the certificates.
-fn hosts_of(outside: &BTreeMap<String, Outside>) -> Vec<String> {
-    let addresses = outside.values().flat_map(BTreeMap::values);
-    let hosts = addresses.filter_map(|address| Some(address.rsplit_once(':')?.0.to_owned()));
-    let mut hosts: Vec<String> = hosts.collect();
-    hosts.sort();
-    hosts.dedup();
-    hosts
-}
-
-fn ready(pools: &[BrokerPool], counts: &BrokerCounts, pods: &[Pod], progressing: bool) -> Verdict {
-    if pools.is_empty() {
-        return Verdict::no("Ready", "NoPool", "no BrokerPool names this cluster in spec.clusterRef");
-    }
-    if let Some((reason, text)) = pods::trouble(pods) {
-        return Verdict::no("Ready", reason, text);
-    }
-    match counts.total > 0 && counts.ready >= counts.total && !progressing {
-        true => Verdict::yes("Ready", "Serving", format!("{} brokers are ready", counts.summary)),
-        false => Verdict::no("Ready", "Starting", format!("{} brokers are ready", counts.summary)),
-    }
 }
 
 /// The pools of a cluster, by name.
@@ -238,134 +333,6 @@ async fn missing(cx: &Context, region: &Region) -> Result<Option<String>, Failur
     Ok(None)
 }
 
-async fn pods_of(cx: &Context, region: &Region) -> Result<Vec<Pod>, Failure> {
-    let labels = format!("{CLUSTER}={},{COMPONENT}=broker", region.names.cluster);
-    Ok(cx.api::<Pod>(&region.names.namespace).list(&ListParams::default().labels(&labels)).await?.items)
-}
-
-/// What each pod tells clients of listeners that leave the cluster, as far as all of it is known.
-async fn outside(
-    cx: &Context,
-    region: &Region,
-    owner: &Owner,
-    pools: &[BrokerPool],
-    pods: &[Pod],
-) -> Result<BTreeMap<String, Outside>, Failure> {
-    let spec = &region.cluster.spec;
-    let leaving: Vec<&Listener> =
-        spec.listeners.iter().filter(|listener| listener.type_ != ListenerType::Internal).collect();
-    let alone = spec.metadata.type_ == MetadataType::Embedded;
-    let mut all = BTreeMap::new();
-    for pod in pools.iter().flat_map(plan::pods_of) {
-        let mut told = Outside::new();
-        for listener in &leaving {
-            let name = if alone {
-                region.names.listener(&listener.name)
-            } else {
-                region.names.of_pod(&pod, &listener.name)
-            };
-            if !alone {
-                cx.apply(owner, &plan::of_one(region, &pod, listener)?).await?;
-            }
-            let service = cx.api::<Service>(&region.names.namespace).get_opt(&name).await?;
-            let node = pods
-                .iter()
-                .find(|found| found.name_any() == pod)
-                .and_then(|pod| pod.status.as_ref()?.host_ip.clone());
-            if let Some(address) = service.and_then(|service| address(listener, &service, node)) {
-                told.insert(listener.name.clone(), address);
-            }
-        }
-        if told.len() == leaving.len() && !leaving.is_empty() {
-            all.insert(pod, told);
-        }
-    }
-    Ok(all)
-}
-
-fn address(listener: &Listener, service: &Service, node: Option<String>) -> Option<String> {
-    let told = listener.advertised_host.clone();
-    if listener.type_ == ListenerType::LoadBalancer {
-        let ingress = service.status.as_ref()?.load_balancer.as_ref()?.ingress.as_ref()?.first()?.clone();
-        return Some(format!("{}:{}", told.or(ingress.hostname).or(ingress.ip)?, listener.port));
-    }
-    let port = service.spec.as_ref()?.ports.as_ref()?.first()?.node_port?;
-    Some(format!("{}:{port}", told.or(node)?))
-}
-
-/// The first address of each listener.
-fn endpoints(region: &Region, outside: &BTreeMap<String, Outside>) -> Vec<Endpoint> {
-    let names = &region.names;
-    let of = |listener: &Listener| {
-        let inside = format!("{}:{}", names.host_of(&names.listener(&listener.name)), listener.port);
-        let address = match listener.type_ {
-            ListenerType::Internal => Some(inside),
-            _ => outside.values().find_map(|told| told.get(&listener.name).cloned()),
-        };
-        address.map(|address| Endpoint { listener: listener.name.clone(), address })
-    };
-    region.cluster.spec.listeners.iter().filter_map(of).collect()
-}
-
-/// Says of a pool how it stands; true while it is on its way.
-async fn pool_status(
-    cx: &Context,
-    region: &Region,
-    pool: &BrokerPool,
-    pods: &[Pod],
-) -> Result<bool, Failure> {
-    let name = pool.name_any();
-    let set = cx.api::<StatefulSet>(&region.names.namespace).get_opt(&name).await?;
-    let seen = set.as_ref().and_then(|set| set.status.clone()).unwrap_or_default();
-    let current = set.as_ref().is_some_and(|set| set.metadata.generation == seen.observed_generation);
-    let mut own: Vec<&Pod> = pods.iter().filter(|pod| pod.labels().get(POOL) == Some(&name)).collect();
-    own.sort_by_key(|pod| pod.name_any());
-    let mut status = pool.status.clone().unwrap_or_default();
-    status.observed_generation = pool.metadata.generation;
-    status.replicas = i32::try_from(own.len()).unwrap_or(i32::MAX);
-    status.ready_replicas =
-        i32::try_from(own.iter().filter(|pod| pods::is_ready(pod)).count()).unwrap_or(i32::MAX);
-    status.selector = format!("{CLUSTER}={},{COMPONENT}=broker,{POOL}={name}", region.names.cluster);
-    status.brokers = own
-        .iter()
-        .map(|pod| PoolBroker {
-            pod: pod.name_any(),
-            node: pod.spec.as_ref().and_then(|spec| spec.node_name.clone()),
-            ready: pods::is_ready(pod),
-            ..PoolBroker::default()
-        })
-        .collect();
-    let wanted = pool.spec.replicas;
-    let settled = current
-        && seen.current_revision == seen.update_revision
-        && status.replicas == wanted
-        && status.ready_replicas == wanted;
-    let own: Vec<Pod> = own.into_iter().cloned().collect();
-    let text = format!("{} of {wanted} brokers are ready", status.ready_replicas);
-    let verdicts = match (settled, pods::trouble(&own)) {
-        (true, _) => [Verdict::yes("Ready", "Serving", text), Verdict::no("Progressing", "Settled", "")],
-        (false, Some((reason, why))) => {
-            [Verdict::no("Ready", reason, why), Verdict::yes("Progressing", reason, text)]
-        }
-        (false, None) => {
-            [Verdict::no("Ready", "Starting", text.clone()), Verdict::yes("Progressing", "Starting", text)]
-        }
-    };
-    status.conditions = after(&status.conditions, &verdicts, pool.metadata.generation);
-    cx.status::<BrokerPool, BrokerPoolStatus>(pool, pool.status.as_ref(), &status).await?;
-    Ok(!settled)
-}
-
-/// An Event when the reason of Ready changes.
-async fn tell(cx: &Context, cluster: &BrokerCluster, verdicts: &[Verdict]) {
-    let Some(ready) = verdicts.iter().find(|verdict| verdict.type_ == "Ready") else { return };
-    let before =
-        cluster.status.as_ref().and_then(|status| status.conditions.iter().find(|was| was.type_ == "Ready"));
-    if before.is_some_and(|was| was.reason == ready.reason) {
-        return;
-    }
-    let kind = if ready.status == Status::True { EventType::Normal } else { EventType::Warning };
-    cx.event(cluster, kind, ready.reason, "Reconcile", ready.message.clone()).await;
-}
-
+/// While there is something to do that waits for the data plane, which wakes nobody here.
+const ON_ITS_WAY: Duration = Duration::from_secs(1);
 const NOT_READY: Duration = Duration::from_secs(3);

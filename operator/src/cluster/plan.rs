@@ -11,10 +11,11 @@ use serde_json::{Value, json};
 
 use super::certificates::Wanted;
 use super::config::{self, Outside};
+use super::roll::pod_of;
 use crate::apply::{digest, typed};
-use crate::crd::{BrokerPool, Listener, ListenerType, PullPolicy, PvcRetention, StorageType, UpdatePolicy};
+use crate::crd::{BrokerPool, Listener, ListenerType, PullPolicy, PvcRetention, StorageType};
 use crate::failure::Failure;
-use crate::names::{CLUSTER, COMPONENT, CONFIG_HASH, CONTROL_PORT, HTTP_PORT, INTERNAL_PORT, POOL};
+use crate::names::{CLUSTER, COMPONENT, CONFIG_HASH, CONTROL_PORT, EMPTIED, HTTP_PORT, INTERNAL_PORT, POOL};
 use crate::region::Region;
 
 /// What stands before any pod: names, accounts, Services.
@@ -109,9 +110,16 @@ pub fn certificates(region: &Region, outside: &[String]) -> Vec<Wanted> {
     ]
 }
 
-/// Names of the pods of a pool.
-pub fn pods_of(pool: &BrokerPool) -> Vec<String> {
-    (0..pool.spec.replicas.max(0)).map(|number| format!("{}-{number}", pool.name_any())).collect()
+/// How many brokers a pool has at this step, and which of them are being emptied.
+#[derive(Clone, Debug, Default)]
+pub struct Standing {
+    pub replicas: i32,
+    pub emptied: String,
+}
+
+/// Names of so many pods of a pool.
+pub fn pods(pool: &BrokerPool, replicas: i32) -> Vec<String> {
+    (0..replicas.max(0)).map(|place| pod_of(&pool.name_any(), place)).collect()
 }
 
 /// The configuration files of a pool, one for each pod, and the StatefulSet that reads them.
@@ -120,16 +128,17 @@ pub fn pool(
     pool: &BrokerPool,
     image: &str,
     outside: &BTreeMap<String, Outside>,
+    standing: &Standing,
 ) -> Result<(ConfigMap, StatefulSet), Failure> {
     let (names, spec) = (&region.names, &region.cluster.spec);
     let nowhere = Outside::new();
     let text = |pod: &str, outside: &Outside| config::file(names, spec, &pool.spec.roles, pod, outside);
-    let files: BTreeMap<String, String> = pods_of(pool)
+    let files: BTreeMap<String, String> = pods(pool, standing.replicas)
         .into_iter()
         .map(|pod| (format!("{pod}.toml"), text(&pod, outside.get(&pod).unwrap_or(&nowhere))))
         .collect();
     // Of what all pods have in common, so that one pod more restarts no other; addresses outside are those of the first.
-    let first = outside.values().next().unwrap_or(&nowhere);
+    let first = outside.get(&pod_of(&pool.name_any(), 0)).unwrap_or(&nowhere);
     let hash = digest(text("any", first).as_bytes());
     let name = pool.name_any();
     let mut labels = names.labels("broker");
@@ -144,17 +153,16 @@ pub fn pool(
         PvcRetention::Retain => "Retain",
         PvcRetention::Delete => "Delete",
     };
-    let strategy = match spec.update.policy {
-        UpdatePolicy::OnDelete => json!({ "type": "OnDelete" }),
-        _ => json!({ "type": "RollingUpdate" }),
-    };
+    let emptied: BTreeMap<&str, &str> =
+        [(EMPTIED, standing.emptied.as_str())].into_iter().filter(|(_, text)| !text.is_empty()).collect();
     let mut set = json!({
-        "metadata": { "name": name, "labels": labels },
+        "metadata": { "name": name, "labels": labels, "annotations": emptied },
         "spec": {
             "serviceName": names.brokers(),
-            "replicas": pool.spec.replicas,
+            "replicas": standing.replicas,
             "podManagementPolicy": "Parallel",
-            "updateStrategy": strategy,
+            // Pods are restarted by the operator, which asks the data plane first.
+            "updateStrategy": { "type": "OnDelete" },
             "persistentVolumeClaimRetentionPolicy": { "whenDeleted": keep, "whenScaled": keep },
             "selector": { "matchLabels": selector },
             "template": {
@@ -256,8 +264,10 @@ fn pod(region: &Region, pool: &BrokerPool, image: &str) -> Value {
 }
 
 fn environment(region: &Region) -> Vec<Value> {
-    let mut env =
-        vec![json!({ "name": "POD_NAME", "valueFrom": { "fieldRef": { "fieldPath": "metadata.name" } } })];
+    let field =
+        |name: &str, path: &str| json!({ "name": name, "valueFrom": { "fieldRef": { "fieldPath": path } } });
+    // HOST_IP stands in the broker's file where a port of its node is advertised.
+    let mut env = vec![field("POD_NAME", "metadata.name"), field("HOST_IP", "status.hostIP")];
     if let Some(secret) = &region.cluster.spec.storage.credentials_secret_ref {
         env.extend(["AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"].map(|key| {
             json!({ "name": key, "valueFrom": { "secretKeyRef": { "name": secret.name, "key": key } } })
@@ -316,7 +326,9 @@ mod tests {
     #[test]
     fn a_pod_more_restarts_no_other() {
         let hash = |replicas| {
-            let (_, set) = pool(&region(), &pool_of(replicas), "image", &BTreeMap::new()).expect("made");
+            let standing = Standing { replicas, ..Standing::default() };
+            let (_, set) =
+                pool(&region(), &pool_of(replicas), "image", &BTreeMap::new(), &standing).expect("made");
             set.spec
                 .expect("a spec")
                 .template
@@ -329,7 +341,8 @@ mod tests {
 
     #[test]
     fn each_pod_has_a_file_of_its_own_and_volumes_stay_unless_told() {
-        let (map, set) = pool(&region(), &pool_of(2), "image", &BTreeMap::new()).expect("made");
+        let standing = Standing { replicas: 2, ..Standing::default() };
+        let (map, set) = pool(&region(), &pool_of(2), "image", &BTreeMap::new(), &standing).expect("made");
         let files: Vec<String> = map.data.expect("data").into_keys().collect();
         assert_eq!(files, ["a-0.toml", "a-1.toml"]);
         let retention = set.spec.expect("a spec").persistent_volume_claim_retention_policy.expect("said");

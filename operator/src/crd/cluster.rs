@@ -233,7 +233,8 @@ pub enum AuthenticationType {
 #[derive(Clone, Debug, Deserialize, Eq, JsonSchema, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Update {
-    /// Auto (brokers are restarted one by one), or OnDelete (a person deletes the pods).
+    /// Auto (brokers are restarted one by one), Plan (so, once the annotation sealane.io/approved holds
+    /// status.planId), or OnDelete (a person deletes the pods).
     #[serde(default)]
     pub policy: UpdatePolicy,
     /// Brokers that may be down at a time.
@@ -252,6 +253,7 @@ impl Default for Update {
 pub enum UpdatePolicy {
     #[default]
     Auto,
+    Plan,
     OnDelete,
 }
 
@@ -351,6 +353,10 @@ pub struct BrokerClusterStatus {
     /// What is to be done and why it is not done yet, a line each.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub plan: Vec<String>,
+    /// With update policy Plan: what the annotation sealane.io/approved must hold for the plan to be carried
+    /// out. It is of what the brokers shall run, so a later change needs leave of its own.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub plan_id: Option<String>,
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub certificates: Vec<CertificateStatus>,
     #[serde(default, skip_serializing_if = "Vec::is_empty")]

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
-use kube::{CustomResource, KubeSchema, ResourceExt as _};
+use kube::{CustomResource, KubeSchema};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
@@ -95,7 +95,13 @@ impl Conditions for TopicStatus {
 impl Topic {
     /// Name of the topic in the cluster.
     pub fn topic_name(&self) -> String {
-        self.spec.topic_name.clone().unwrap_or_else(|| self.name_any())
+        self.named().to_owned()
+    }
+
+    /// The same, to look at.
+    pub fn named(&self) -> &str {
+        let own = || self.metadata.name.as_deref().unwrap_or_default();
+        self.spec.topic_name.as_deref().unwrap_or_else(own)
     }
 }
 

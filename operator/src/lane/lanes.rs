@@ -138,7 +138,7 @@ fn judge(told: &v1::LaneStatusResponse, status: &mut LaneStatus) -> Vec<Verdict>
 /// Deletes the lane, and then lets the object go.
 async fn end(cx: &Context, lane: &Lane) -> Reconciled {
     let namespace = lane.namespace().unwrap_or_default();
-    let region = Region::find(cx, &namespace, &lane.spec.cluster_ref.name).await?;
+    let region = Region::find_now(cx, &namespace, &lane.spec.cluster_ref.name).await?;
     // A cluster that is gone, or going, has no lane; and one that another object speaks for stays.
     if let Some(region) = region
         && lane.finalizers().iter().any(|finalizer| finalizer == FINALIZER)

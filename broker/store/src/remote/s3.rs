@@ -194,9 +194,18 @@ impl Bucket {
             // Deadlines are ours: they know how much a request carries.
             .with_timeout_disabled()
             .with_connect_timeout(config.request_timeout);
-        let authorities = Certificate::from_pem_bundle(&config.ca);
         let bad = |error: Error| StoreError::Io(format!("{place}: the authority's certificate: {error}"));
-        for authority in authorities.map_err(bad)? {
+        let mut authorities = Certificate::from_pem_bundle(&config.ca).map_err(bad)?;
+        if is_plain {
+            // Else it asks the machine for authorities, and a machine without any is an error to it.
+            client = client.with_no_system_certificates(true);
+        } else if authorities.is_empty() && rustls_native_certs::load_native_certs().certs.is_empty() {
+            // An image of nothing but the program: the authorities that browsers trust.
+            let known = webpki_root_certs::TLS_SERVER_ROOT_CERTS.iter();
+            authorities =
+                known.map(|der| Certificate::from_der(der)).collect::<Result<_, _>>().map_err(bad)?;
+        }
+        for authority in authorities {
             client = client.with_root_certificate(authority);
         }
         let backoff = BackoffConfig {

@@ -1,0 +1,123 @@
+//! The operator as a process of this machine, with the rights that `manifests/install` gives it and no others; and a broker
+//! as a process, which it is pointed at by an EndpointSlice, so that no node is needed.
+
+use std::fs;
+use std::net::Ipv4Addr;
+use std::process::{Child, Command, Stdio};
+
+use anyhow::{Context, Result, bail};
+use test_ports::Ports;
+
+use super::{Kubectl, PATIENCE, Region, wait_for};
+use crate::process::binary;
+
+/// The machine, as the API server takes an address for an endpoint: no loopback.
+pub const MACHINE: Ipv4Addr = Ipv4Addr::new(10, 250, 0, 254);
+
+/// An operator, killed at the end.
+pub struct Operator {
+    child: Child,
+    ports: Ports,
+}
+
+impl Operator {
+    /// Looks after `namespaces`, which are named with commas between.
+    pub fn start(region: &Region, namespaces: &str) -> Result<Operator> {
+        let ports = Ports::take()?;
+        let kubeconfig = region.kubeconfig_of("sealane-system", "sealane-operator")?;
+        let config = kubeconfig.with_file_name(format!("operator-{}.toml", ports.base));
+        let text = format!("http_bind = \"127.0.0.1:{}\"\njoin_bind = \"\"\nlease_seconds = 4\n", ports.base);
+        fs::write(&config, text)?;
+        let mut command = Command::new(binary()?);
+        command.args(["operator", "--config"]).arg(config).env("KUBECONFIG", kubeconfig);
+        command.env("SEALANE_NAMESPACES", namespaces).env("SEALANE_IMAGE", "localhost/sealane:0.1.0");
+        Ok(Operator { child: command.stdin(Stdio::null()).spawn().context("run the operator")?, ports })
+    }
+
+    pub fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// Of its metrics and probes.
+    pub fn port(&self) -> u16 {
+        self.ports.base
+    }
+}
+
+impl Drop for Operator {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// A broker with the certificates that the operator made for a cluster, in the place of its pod.
+pub struct Stand {
+    child: Child,
+    dir: tempfile::TempDir,
+    _ports: Ports,
+}
+
+impl Stand {
+    /// For a cluster and its only broker, both of this name.
+    pub fn start(kubectl: &Kubectl, namespace: &str, cluster: &str) -> Result<Stand> {
+        let (ports, dir) = (Ports::take()?, tempfile::Builder::new().prefix("sealane-stand").tempdir()?);
+        let secret = format!("{cluster}-broker-tls");
+        let files = ["tls.crt", "tls.key", "ca.crt"];
+        for file in files {
+            let text =
+                wait_for("the broker's certificate", || kubectl.secret(namespace, &secret, file).map(Some))?;
+            fs::write(dir.path().join(file), text)?;
+        }
+        let [cert, key, ca] = files.map(|file| dir.path().join(file));
+        let tls = format!("cert = {cert:?}\nkey = {key:?}\nca = {ca:?}\n");
+        let (control, internal) = (ports.base, ports.base + 1);
+        let config = dir.path().join("broker.toml");
+        fs::write(
+            &config,
+            format!(
+                "data_dir = {:?}\nregion = \"{cluster}\"\ncontrol_bind = \"{MACHINE}:{control}\"\nhttp_bind = \"\"\n\
+                 [control_tls]\n{tls}[[listeners]]\nname = \"internal\"\nbind = \"{MACHINE}:{internal}\"\n\
+                 client_auth = \"required\"\ninternal = true\n[listeners.tls]\n{tls}\
+                 [[listeners]]\nname = \"plain\"\nbind = \"127.0.0.1:{}\"\n",
+                dir.path().join("data"),
+                ports.base + 2,
+            ),
+        )?;
+        let mut command = Command::new(binary()?);
+        let log = fs::File::create(dir.path().join("log"))?;
+        command
+            .args(["broker", "--config"])
+            .arg(config)
+            .stdin(Stdio::null())
+            .stdout(log.try_clone()?)
+            .stderr(log);
+        let mut stand = Stand { child: command.spawn()?, dir, _ports: ports };
+        let begin = std::time::Instant::now();
+        while std::net::TcpStream::connect((MACHINE, internal)).is_err() {
+            if let Some(status) = stand.child.try_wait()? {
+                bail!(
+                    "the broker ended with {status}: {}",
+                    fs::read_to_string(stand.dir.path().join("log"))?
+                );
+            }
+            anyhow::ensure!(begin.elapsed() < PATIENCE, "the broker does not serve");
+            std::thread::sleep(std::time::Duration::from_millis(50));
+        }
+        kubectl.apply(&format!(
+            "apiVersion: discovery.k8s.io/v1\nkind: EndpointSlice\nmetadata:\n  name: {cluster}-stand\n  namespace: {namespace}\n  \
+             labels: {{kubernetes.io/service-name: {cluster}-brokers, endpointslice.kubernetes.io/managed-by: test}}\n\
+             addressType: IPv4\nports:\n- {{name: control, port: {control}}}\n- {{name: internal, port: {internal}}}\n\
+             endpoints:\n- addresses: [\"{MACHINE}\"]\n  conditions: {{ready: true, serving: true}}\n  \
+             targetRef: {{kind: Pod, name: {cluster}-0}}\n"
+        ))?;
+        Ok(stand)
+    }
+}
+
+impl Drop for Stand {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
