@@ -5,7 +5,7 @@
 use std::sync::LazyLock;
 
 /// Comma-separated names in `SEALANE_TEST_OFF`: `apply-rule`, `compare-and-append`, `lane-markers`,
-/// `lease-check`, `state`, `store-fence`, `strangers`, `view-acks`, `view-filter`, `view-lives`.
+/// `lease-check`, `state`, `store-fence`, `view-acks`, `view-filter`, `view-lives`.
 static OFF: LazyLock<Vec<String>> = LazyLock::new(|| names("SEALANE_TEST_OFF"));
 /// The same in `SEALANE_TEST_FAULT`: `late-views`, `stale-cut`.
 static FAULTS: LazyLock<Vec<String>> = LazyLock::new(|| names("SEALANE_TEST_FAULT"));
@@ -38,11 +38,6 @@ pub fn state_off() -> bool {
 /// fence alone stops it.
 pub fn lease_check_off() -> bool {
     off("lease-check")
-}
-
-/// A partition that was taken over takes a later batch of a producer that it does not know at once.
-pub fn strangers_off() -> bool {
-    off("strangers")
 }
 
 /// On HDFS the log of a broker goes on in another directory when an heir has taken its own away.

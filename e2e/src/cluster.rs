@@ -5,7 +5,6 @@
 
 mod lines;
 mod linked;
-mod overtake;
 mod writers;
 
 use std::collections::BTreeMap;
@@ -21,7 +20,6 @@ use tempfile::TempDir;
 
 pub use lines::{Along, Found, Lines, judge, judge_lines, read};
 pub use linked::{Linked, Side};
-pub use overtake::Overtake;
 pub use writers::{Directory, Promises, Writers};
 
 use crate::clients::PATIENCE;
@@ -57,8 +55,6 @@ pub struct Cluster {
     /// Beside or instead of those, of one broker.
     own_settings: BTreeMap<(u16, String), String>,
     environment: BTreeMap<String, String>,
-    /// Where clients are sent, of brokers that they do not reach directly.
-    advertised: BTreeMap<u16, String>,
     /// Lines of the internal listeners' `tls`; without them there are none.
     internal_tls: Option<String>,
 }
@@ -110,7 +106,6 @@ impl Cluster {
             settings: BTreeMap::new(),
             own_settings: BTreeMap::new(),
             environment: BTreeMap::new(),
-            advertised: BTreeMap::new(),
             internal_tls: None,
         };
         cluster.set("name", "\"test\"");
@@ -163,11 +158,6 @@ impl Cluster {
 
     pub fn unset_environment(&mut self, name: &str) {
         self.environment.remove(name);
-    }
-
-    /// Where clients find this broker, from its next start on.
-    pub fn advertise(&mut self, broker: u16, address: &str) {
-        self.advertised.insert(broker, address.to_owned());
     }
 
     /// Gives brokers that start from now on an internal listener, five ports above the plain one.
@@ -399,12 +389,10 @@ impl Cluster {
                 port + 5
             )
         });
-        let advertised = self.advertised.get(&broker);
-        let advertised = advertised.map(|address| format!("advertised = {address:?}\n")).unwrap_or_default();
         format!(
             "data_dir = {:?}\nregion = \"east\"\ncontrol_bind = \"127.0.0.1:{}\"\nhttp_bind = \"127.0.0.1:{}\"\n\
              lane_port_first = {}\nlane_port_count = 5\n\
-             [[listeners]]\nname = \"plain\"\nbind = \"127.0.0.1:{port}\"\n{advertised}{}\
+             [[listeners]]\nname = \"plain\"\nbind = \"127.0.0.1:{port}\"\n{}\
              [cluster]\n{settings}",
             self.dir.path().join(format!("data-{broker}")),
             port + 2,

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Result, bail, ensure};
 use e2e::clients::{PATIENCE, Record};
-use e2e::cluster::{Cluster, Directory, Lines, LogMark, Overtake, Store, Writers, judge_lines, read};
+use e2e::cluster::{Cluster, Directory, Lines, LogMark, Store, Writers, judge_lines, read};
 use e2e::soak::GIVEN_UP;
 use e2e::stores::front::FrontFaults;
 use e2e::stores::s3::S3;
@@ -282,50 +282,5 @@ fn twin_that_does_not_look_at_its_lease_refuses_what_its_heir_takes() -> Result<
     const OUT_OF_ORDER_SEQUENCE_NUMBER: i16 = 45;
     let said = asked_while_it_slept("lease-check")?;
     ensure!(said == Some(OUT_OF_ORDER_SEQUENCE_NUMBER), "it says {said:?}");
-    Ok(())
-}
-
-/// What a producer has sent to the owner is on its way when the partition moves; its client hears of the move and sends
-/// the next batches to the new owner. librdkafka takes an acknowledgement for all that was sent before, too.
-fn a_first_batch_is_overtaken(off: &str) -> Result<()> {
-    const COUNT: u64 = 500;
-    const HEARS_SOON: &[&str] =
-        &["topic.metadata.refresh.interval.ms=200", "batch.num.messages=10", "reconnect.backoff.max.ms=500"];
-    let mut cluster = Cluster::prepare(Store::s3()?)?;
-    cluster.set_environment("SEALANE_TEST_OFF", off);
-    let relays = Overtake::start([cluster.address(0), cluster.address(1)])?;
-    // One after the other: the first is number 1, and owns the topic.
-    for broker in [0, 1] {
-        cluster.advertise(broker, &relays.addresses[usize::from(broker)].to_string());
-        cluster.spawn(broker)?;
-        cluster.wait(broker)?;
-        if broker == 0 {
-            cluster.cli(0, &["topic", "create", TOPIC, "--partitions", "1"])?;
-        }
-    }
-    cluster.until_alive(0, 2)?;
-    let lines = Lines::with(&cluster, TOPIC, 300, HEARS_SOON)?;
-    relays.until_held()?;
-    cluster.cli(0, &["cluster", "move", TOPIC, "0", "2"])?;
-    lines.until_more(COUNT)?;
-    let acknowledged = lines.finish()?;
-    let (held, overtook) = relays.stake();
-    println!("{held} batches held, {overtook} answered before them, {acknowledged} lines acknowledged");
-    ensure!(held > 0 && overtook > 0 && acknowledged >= COUNT, "what this is about did not happen");
-    judge_lines(&read(&cluster, TOPIC)?, acknowledged)?;
-    cluster.judge_logs()
-}
-
-#[test]
-fn a_batch_that_overtakes_the_first_one_on_its_way_to_the_next_owner_waits_for_it() -> Result<()> {
-    a_first_batch_is_overtaken("")
-}
-
-#[test]
-fn twin_where_strangers_are_let_in_at_once_a_client_loses_what_it_holds_for_stored() -> Result<()> {
-    match a_first_batch_is_overtaken("strangers") {
-        Ok(()) => bail!("a later batch is taken before the first, and yet nothing is lost"),
-        Err(error) => ensure!(error.to_string().contains("lost"), "{error:#}"),
-    }
     Ok(())
 }
