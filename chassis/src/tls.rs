@@ -11,8 +11,9 @@ use std::time::Duration;
 
 use parking_lot::{Mutex, RwLock};
 use rustls::pki_types::pem::PemObject;
-use rustls::pki_types::{CertificateDer, PrivateKeyDer};
+use rustls::pki_types::{CertificateDer, PrivateKeyDer, UnixTime};
 use rustls::server::WebPkiClientVerifier;
+use rustls::server::danger::ClientCertVerifier;
 use rustls::{ClientConfig, RootCertStore, ServerConfig};
 use tracing::{info, warn};
 use x509_parser::prelude::{FromDer, GeneralName, ParsedExtension, X509Certificate};
@@ -53,6 +54,8 @@ pub struct Reloading<C> {
 
 pub type ServerTls = Reloading<ServerConfig>;
 pub type ClientTls = Reloading<ClientConfig>;
+/// Authorities of one peer among several, each of which a handshake has let in.
+pub type Authorities = Reloading<Arc<dyn ClientCertVerifier>>;
 
 /// Why TLS cannot be set up; names the file.
 #[derive(Debug, thiserror::Error)]
@@ -130,6 +133,28 @@ impl ClientTls {
         let alpn: Vec<Vec<u8>> = alpn.iter().map(|name| name.to_vec()).collect();
         let ca = ca.to_owned();
         Reloading::new(vec![ca.clone()], move || client_config(&ca, None, &alpn))
+    }
+}
+
+impl Authorities {
+    /// Those of a PEM file.
+    pub fn of(ca: &Path) -> Result<Arc<Authorities>, TlsError> {
+        let ca = ca.to_owned();
+        Reloading::new(vec![ca.clone()], move || {
+            let verifier = WebPkiClientVerifier::builder_with_provider(Arc::new(roots(&ca)?), provider());
+            let verifier: Arc<dyn ClientCertVerifier> =
+                verifier.build().map_err(|error| invalid(&ca, error))?;
+            Ok(verifier)
+        })
+    }
+
+    /// Whether one of these has signed a peer's chain, its own certificate first; else why not.
+    pub fn vouch(&self, chain: &[CertificateDer<'_>]) -> Result<(), String> {
+        let Some((own, others)) = chain.split_first() else {
+            return Err("no certificate was shown".to_owned());
+        };
+        let judged = self.current().verify_client_cert(own, others, UnixTime::now());
+        judged.map(drop).map_err(|error| error.to_string())
     }
 }
 

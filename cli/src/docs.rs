@@ -14,6 +14,7 @@ fn the_configuration_document_says_what_the_code_says() {
         markdown::<broker::Config>(BROKER_TITLE),
         markdown::<mirror::Config>(MIRROR_TITLE),
         markdown::<lane_router::Config>(LANE_ROUTER_TITLE),
+        markdown::<operator::Config>("sealane operator --config FILE"),
     ];
     let text = format!("{CONFIGURATION}\n{}", parts.join("\n"));
     compare("CONFIGURATION.md", &text);

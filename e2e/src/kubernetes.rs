@@ -7,6 +7,7 @@
 mod control;
 mod kubectl;
 mod load;
+mod many;
 mod numbers;
 mod operator;
 mod stores;
@@ -23,6 +24,7 @@ use serde_json::Value;
 
 pub use kubectl::{Kubectl, condition};
 pub use load::Load;
+pub use many::{Many, fewest_ready, lives};
 pub use operator::{Operator, Stand};
 pub use stores::Stores;
 pub use story::Story;
@@ -134,8 +136,7 @@ impl Region {
     }
 
     fn cable(&self, state: &str) -> Result<()> {
-        let link = format!("vslk{}", self.number.text());
-        tools::run(Command::new("ip").args(["link", "set", &link, state]))
+        self.number.cable(state)
     }
 
     /// Kills a component (`kube-apiserver`, `kubelet`, `etcd` and so on, as `pids/` names them).

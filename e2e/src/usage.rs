@@ -20,6 +20,12 @@ pub fn rss_bytes(pid: u32) -> Result<u64> {
     status_bytes(pid, "VmRSS:")
 }
 
+/// Of that, what the process took itself: no pages of its program and libraries, which a build without optimisation has
+/// many of.
+pub fn anonymous_bytes(pid: u32) -> Result<u64> {
+    status_bytes(pid, "RssAnon:")
+}
+
 /// Highest resident memory since the process began or since [`reset_peak`], in bytes.
 pub fn peak_rss_bytes(pid: u32) -> Result<u64> {
     status_bytes(pid, "VmHWM:")

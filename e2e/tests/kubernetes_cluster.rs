@@ -5,137 +5,42 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use anyhow::{Context, Result, ensure};
-use e2e::kubernetes::{Kubectl, Load, Region, Stores, Story, condition, manifests, wait_for, with_report};
-use e2e::process::binary;
+use anyhow::{Result, ensure};
+use e2e::kubernetes::{
+    Kubectl, Load, Many, Region, Story, condition, fewest_ready, lives, wait_for, with_report,
+};
 use serde_json::Value;
-
-/// The namespace of the example, with the operator let in, and three brokers in it.
-fn objects(stores: &Stores) -> Result<String> {
-    let example = std::fs::read_to_string(manifests().join("examples/one-region.yaml"))?;
-    let (place, _) =
-        example.split_once("apiVersion: sealane.io").context("the example has its place first")?;
-    Ok(format!(
-        "{place}{}---\napiVersion: sealane.io/v1alpha1\nkind: BrokerCluster\nmetadata: {{name: east, namespace: sealane}}\n\
-         spec:\n  region: east\n{}  config: {{cluster.lease_ms: \"3000\"}}\n  listeners:\n  - {{name: plain, port: 9092}}\n  \
-         - {{name: outside, port: 9192, type: NodePort, nodePort: 30092, insecure: true}}\n---\n\
-         apiVersion: sealane.io/v1alpha1\nkind: BrokerPool\nmetadata: {{name: east, namespace: sealane}}\n\
-         spec: {{clusterRef: {{name: east}}, replicas: 3}}\n---\n\
-         apiVersion: sealane.io/v1alpha1\nkind: Topic\nmetadata: {{name: orders, namespace: sealane}}\n\
-         spec: {{clusterRef: {{name: east}}, partitions: 6}}\n",
-        Stores::secret("sealane"),
-        stores.spec()
-    ))
-}
-
-/// A region with three brokers that serve.
-fn risen() -> Result<(Region, Stores)> {
-    let region = Region::with_node()?;
-    let stores = Stores::start()?;
-    with_report(&region, || {
-        region.give_image(&binary()?, "0.1.0")?;
-        let kubectl = region.kubectl();
-        kubectl.run(&["apply", "-k", &manifests().join("install").display().to_string()])?;
-        kubectl.apply(&objects(&stores)?)?;
-        ready(kubectl)?;
-        kubectl.wait_condition("sealane", "topic.sealane.io/orders", "Ready", "True").map(drop)
-    })?;
-    Ok((region, stores))
-}
-
-fn ready(kubectl: &Kubectl) -> Result<()> {
-    kubectl.wait_condition("sealane", "brokercluster/east", "Ready", "True")?;
-    kubectl.wait_condition("sealane", "brokercluster/east", "DataSafe", "True").map(drop)
-}
-
-/// Broker ids by pod, as the pool's status names them.
-fn ids(pool: &Value) -> BTreeMap<String, i64> {
-    let brokers = pool["status"]["brokers"].as_array().into_iter().flatten();
-    brokers.filter_map(|broker| Some((broker["pod"].as_str()?.to_owned(), broker["id"].as_i64()?))).collect()
-}
-
-/// Each broker of the pool is named by an id, and these are the brokers that the cluster itself has, none kept empty.
-fn named_as_they_say(kubectl: &Kubectl, count: usize) -> Result<BTreeMap<String, i64>> {
-    wait_for("every broker by its id", || {
-        let named = ids(&kubectl.object("sealane", "brokerpool/east")?);
-        let mut said = BTreeMap::new();
-        for pod in named.keys() {
-            let status = kubectl.cluster_status("sealane", "east", pod)?;
-            said.insert(pod.clone(), i64::from(status.answering));
-            ensure!(status.brokers.len() == count && status.draining.is_empty(), "{status:?}");
-        }
-        ensure!(named.len() == count && said == named, "named {named:?}, they say {said:?}");
-        Ok(Some(named))
-    })
-}
-
-fn is_ready(pod: &Value) -> bool {
-    pod["metadata"]["deletionTimestamp"].is_null()
-        && condition(pod, "Ready").is_some_and(|ready| ready["status"] == "True")
-}
-
-/// Follows the pods through their story: how few were ready at any moment between two at which `from` were.
-fn fewest_ready(told: &[(String, Value)], from: usize) -> usize {
-    let mut now: BTreeMap<String, bool> = BTreeMap::new();
-    let (mut fewest, mut whole) = (usize::MAX, false);
-    for (type_, pod) in told {
-        let labels = &pod["metadata"]["labels"];
-        if labels["app.kubernetes.io/component"] != "broker" {
-            continue;
-        }
-        let name = pod["metadata"]["name"].as_str().unwrap_or_default().to_owned();
-        now.insert(name, type_ != "DELETED" && is_ready(pod));
-        let ready = now.values().filter(|ready| **ready).count();
-        whole |= ready >= from;
-        if whole {
-            fewest = fewest.min(ready);
-        }
-    }
-    fewest
-}
-
-/// Pods that began, by their identity.
-fn lives(told: &[(String, Value)]) -> BTreeSet<String> {
-    let brokers =
-        told.iter().filter(|(_, pod)| pod["metadata"]["labels"]["app.kubernetes.io/component"] == "broker");
-    brokers.filter_map(|(_, pod)| Some(pod["metadata"]["uid"].as_str()?.to_owned())).collect()
-}
-
-fn patch(kubectl: &Kubectl, change: &str) -> Result<()> {
-    kubectl.run(&["patch", "-n", "sealane", "brokercluster/east", "--type=merge", "-p", change]).map(drop)
-}
 
 #[test]
 fn three_brokers_are_restarted_and_scaled_under_load_and_lose_nothing() -> Result<()> {
-    let (region, _stores) = risen()?;
-    with_report(&region, || {
-        let kubectl = region.kubectl();
-        let bootstrap = format!("{}:30092", region.address());
-        let first = named_as_they_say(kubectl, 3)?;
+    let many = Many::rise(Region::with_node()?)?;
+    with_report(&many.region, || {
+        let kubectl = many.kubectl();
+        let first = many.named_as_they_say(3)?;
         let pods = Story::of(kubectl, "sealane", "pods")?;
         let (pools, clusters) =
             (Story::of(kubectl, "sealane", "bpool")?, Story::of(kubectl, "sealane", "bc")?);
-        let load = Load::start(&bootstrap, "orders")?;
+        let load = Load::start(&many.bootstrap(), "orders")?;
         load.until_more(500)?;
 
-        patch(kubectl, r#"{"spec":{"config":{"connections_max":"2000"}}}"#)?;
+        many.patch(r#"{"spec":{"config":{"connections_max":"2000"}}}"#)?;
         kubectl.wait_condition("sealane", "brokercluster/east", "Progressing", "True")?;
-        ready(kubectl)?;
+        many.ready()?;
         ensure!(lives(&pods.told()?).len() == 6, "each pod began anew once: {:?}", lives(&pods.told()?));
         ensure!(fewest_ready(&pods.told()?, 3) == 2, "two were away at a time");
-        ensure!(named_as_they_say(kubectl, 3)? == first, "a restarted broker is another one");
+        ensure!(many.named_as_they_say(3)? == first, "a restarted broker is another one");
         load.until_more(500)?;
 
-        kubectl.run(&["scale", "-n", "sealane", "brokerpool/east", "--replicas=5"])?;
+        many.scale(5)?;
         kubectl.wait_condition("sealane", "brokerpool/east", "Ready", "True")?;
-        let five = named_as_they_say(kubectl, 5)?;
+        let five = many.named_as_they_say(5)?;
         everybody_owns_something(kubectl)?;
         load.until_more(500)?;
 
-        kubectl.run(&["scale", "-n", "sealane", "brokerpool/east", "--replicas=3"])?;
+        many.scale(3)?;
         kubectl.wait_condition("sealane", "brokerpool/east", "Ready", "True")?;
-        ready(kubectl)?;
-        ensure!(named_as_they_say(kubectl, 3)? == first, "others than these were kept");
+        many.ready()?;
+        ensure!(many.named_as_they_say(3)? == first, "others than these were kept");
         load.until_more(500)?;
 
         were_emptied_first(&pools.told()?, &five)?;
@@ -143,7 +48,7 @@ fn three_brokers_are_restarted_and_scaled_under_load_and_lose_nothing() -> Resul
         let lines = load.judge()?;
         println!("{lines} records, each there once; plans: {:?}", plans(&clusters.told()?));
         each_step_is_an_event(kubectl, &five)?;
-        region.judge_logs()
+        many.region.judge_logs()
     })
 }
 
@@ -214,4 +119,43 @@ fn each_step_is_an_event(kubectl: &Kubectl, five: &BTreeMap<String, i64>) -> Res
         ensure!(described.contains(&text), "no Event says {text:?}:\n{described}");
     }
     Ok(())
+}
+
+#[test]
+fn a_bad_image_stops_at_one_pod_and_a_store_that_is_away_stops_all_removals() -> Result<()> {
+    let many = Many::rise(Region::with_node()?)?;
+    with_report(&many.region, || {
+        let kubectl = many.kubectl();
+        let first = many.named_as_they_say(3)?;
+        let pods = Story::of(kubectl, "sealane", "pods")?;
+        let load = Load::start(&many.bootstrap(), "orders")?;
+        load.until_more(300)?;
+
+        many.patch(r#"{"spec":{"image":"localhost/sealane:none"}}"#)?;
+        many.says("ImageUnavailable")?;
+        many.says("pod east-1 is to be restarted: pod east-2 is not ready")?;
+        load.until_more(300)?;
+        ensure!(fewest_ready(&pods.told()?, 3) == 2, "a second pod followed the first");
+        many.patch(r#"{"spec":{"image":"localhost/sealane:0.1.0"}}"#)?;
+        many.ready()?;
+        ensure!(
+            lives(&pods.told()?).len() == 5,
+            "others than that pod began anew: {:?}",
+            lives(&pods.told()?)
+        );
+
+        // Nothing can be given away: nobody is removed, and the cluster says for what it waits.
+        many.stores.cut_s3(true);
+        many.scale(2)?;
+        many.says("pod east-2 is not removed yet")?;
+        many.stores.cut_s3(false);
+        kubectl.wait_condition("sealane", "brokerpool/east", "Ready", "True")?;
+        many.ready()?;
+        let mut left = first;
+        left.remove("east-2");
+        ensure!(many.named_as_they_say(2)? == left, "others than these were kept");
+        load.until_more(300)?;
+        println!("{} records, each there once", load.judge()?);
+        Ok(())
+    })
 }

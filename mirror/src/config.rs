@@ -1,6 +1,8 @@
 //! Configuration of a mirror: how to reach things. What may cross a link is an object in the region's
 //! metadata store (`kafka::private::LinkPolicy`), not a matter of this file.
 
+use std::path::PathBuf;
+
 use chassis::config::ConfigError;
 use chassis::tls::TlsFiles;
 
@@ -16,7 +18,8 @@ chassis::config! {
         /// Certificate, key and authorities towards the broker, and towards peers unless `link_tls`
         /// is set. The common name of the certificate must be `sealane-mirror`.
         pub tls: TlsFiles => nested,
-        /// Certificate, key and authorities towards peers, where regions have different authorities.
+        /// Certificate, key and authorities towards peers, where regions have different authorities. Those of
+        /// all peers: which of them may be which peer is said by `ca` of each link.
         pub link_tls: Option<TlsFiles> => nested,
         /// UDP address for links, `IP:PORT`. Peers that dial must reach it.
         pub bind: String = "127.0.0.1:9096".to_owned(),
@@ -39,6 +42,9 @@ chassis::config! {
         pub address: Option<String>,
         /// Name that the peer's certificate must carry; the host of `address` when not set.
         pub server_name: Option<String>,
+        /// PEM file of the authorities that may sign this peer's certificate, so that no other peer passes for
+        /// it. When not set, any that `link_tls` or `tls` names may.
+        pub ca: Option<PathBuf>,
     }
 }
 

@@ -14,7 +14,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, SystemTime};
 
 use bytes::{Bytes, BytesMut};
-use chassis::tls::{ClientAuth, ClientTls, PeerIdentity, ServerTls, TlsError, TlsFiles};
+use chassis::tls::{Authorities, ClientAuth, ClientTls, PeerIdentity, ServerTls, TlsError, TlsFiles};
 use kafka::private::Congestion;
 use quinn::crypto::rustls::{QuicClientConfig, QuicServerConfig};
 use quinn::{AckFrequencyConfig, ConnectionError, Endpoint, EndpointConfig, TransportConfig, VarInt};
@@ -98,6 +98,8 @@ pub struct Session {
     tasks: JoinSet<()>,
     /// When the peer's certificate ends.
     pub expires_in: Option<Duration>,
+    /// The peer's certificate and what came with it.
+    chain: Vec<CertificateDer<'static>>,
 }
 
 #[derive(Default)]
@@ -129,8 +131,13 @@ impl Net {
         (&self.server, &self.client)
     }
 
-    /// Connects to a peer: handshake and streams.
-    pub async fn dial(&self, address: &str, server_name: Option<&str>) -> Result<Session, NetError> {
+    /// Connects to a peer: handshake and streams. It must be of the authorities of `tls`, where that is given.
+    pub async fn dial(
+        &self,
+        address: &str,
+        server_name: Option<&str>,
+        tls: Option<&ClientTls>,
+    ) -> Result<Session, NetError> {
         let fail = |reason: String| NetError::Peer { address: address.to_owned(), reason };
         let remote = lookup_host(address)
             .await
@@ -139,7 +146,7 @@ impl Net {
             .ok_or_else(|| fail("has no address".to_owned()))?;
         let host = address.rsplit_once(':').map_or(address, |(host, _)| host);
         let name = server_name.unwrap_or(host.trim_matches(['[', ']']));
-        let mut tls = (*self.client.current()).clone();
+        let mut tls = (*tls.unwrap_or(&self.client).current()).clone();
         tls.resumption = rustls::client::Resumption::disabled();
         tls.enable_early_data = false;
         let tls = QuicClientConfig::try_from(tls).map_err(|error| NetError::Quic(error.to_string()))?;
@@ -193,7 +200,8 @@ impl Session {
         congestion: Choice,
         dialled: bool,
     ) -> Result<Session, String> {
-        let certificate = peer_certificate(&connection);
+        let chain = peer_chain(&connection);
+        let certificate = chain.first().cloned();
         let identity = certificate.as_ref().and_then(PeerIdentity::of);
         let name = identity.and_then(|identity| identity.common_name).unwrap_or_default();
         if name != COMMON_NAME {
@@ -242,7 +250,13 @@ impl Session {
             congestion,
             tasks,
             expires_in,
+            chain,
         })
+    }
+
+    /// Whether one of these authorities has signed the peer's certificate; else why not.
+    pub fn is_of(&self, authorities: &Authorities) -> Result<(), String> {
+        authorities.vouch(&self.chain)
     }
 
     pub fn streams(&self) -> usize {
@@ -475,9 +489,10 @@ fn missing(buffer: &BytesMut) -> usize {
     frame.saturating_sub(buffer.len())
 }
 
-fn peer_certificate(connection: &quinn::Connection) -> Option<CertificateDer<'static>> {
-    let chain: Box<dyn Any> = connection.peer_identity()?;
-    chain.downcast::<Vec<CertificateDer<'static>>>().ok()?.first().cloned()
+fn peer_chain(connection: &quinn::Connection) -> Vec<CertificateDer<'static>> {
+    let chain: Option<Box<dyn Any>> = connection.peer_identity();
+    let chain = chain.and_then(|chain| chain.downcast::<Vec<CertificateDer<'static>>>().ok());
+    chain.map(|chain| *chain).unwrap_or_default()
 }
 
 fn expires_in(certificate: &CertificateDer<'static>) -> Option<Duration> {

@@ -5,11 +5,12 @@
 
 use std::collections::HashMap;
 use std::net::SocketAddr;
+use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
 use chassis::ServiceHandle;
-use chassis::tls::{ClientTls, TlsError};
+use chassis::tls::{Authorities, ClientTls, TlsError, TlsFiles};
 use kafka::RegionName;
 use kafka::names::NameError;
 use kafka::private::LinkState;
@@ -25,7 +26,7 @@ use crate::config::{Config, LinkConfig};
 use crate::link::{Frame, HELLO_MS, Identity, LinkErrorCode, VERSION};
 use crate::local::Target;
 use crate::metrics::{LinkMetrics, show};
-use crate::quic::{Incoming, Net, NetError, NetEvent, NetOptions, Session};
+use crate::quic::{ALPN, Incoming, Net, NetError, NetEvent, NetOptions, Session};
 use crate::region::{Policies, Topics, learn};
 use crate::session::{Arrival, End, Plan, paused_text, run};
 use crate::status::Board;
@@ -80,17 +81,19 @@ pub async fn start(config: Config, service: ServiceHandle) -> Result<Running, St
     let (server, client) = net.tls();
     server.follow(&service, |_| {});
     client.follow(&service, |_| {});
-    let mut links: Vec<(RegionName, LinkConfig)> = Vec::new();
+    let mut links: Vec<(RegionName, LinkConfig, Option<Bound>)> = Vec::new();
     for link in &config.links {
         let name = RegionName::parse(&link.peer)?;
-        if links.iter().any(|(other, _)| *other == name) {
+        if links.iter().any(|(other, ..)| *other == name) {
             return Err(StartError::Twice(name));
         }
-        links.push((name, link.clone()));
+        let shown = config.link_tls.as_ref().unwrap_or(&config.tls);
+        let bound = link.ca.as_ref().map(|ca| Bound::to(ca, shown, &service)).transpose()?;
+        links.push((name, link.clone(), bound));
     }
     let (address, board) = (net.local_addr().map_err(StartError::Address)?, Board::default());
     show(service.metrics(), board.clone());
-    for (name, link) in &links {
+    for (name, link, _) in &links {
         let reason = "waiting for the region's own brokers";
         board.disconnected(name.as_str(), shown(link), LinkState::Connecting, reason);
     }
@@ -102,6 +105,23 @@ pub async fn start(config: Config, service: ServiceHandle) -> Result<Running, St
     Ok(Running { address, board })
 }
 
+/// By which authorities a peer is told from the other peers: where it is dialled, and where it dials.
+#[derive(Clone)]
+struct Bound {
+    client: Arc<ClientTls>,
+    authorities: Arc<Authorities>,
+}
+
+impl Bound {
+    fn to(ca: &Path, shown: &TlsFiles, service: &ServiceHandle) -> Result<Bound, StartError> {
+        let files = TlsFiles { ca: Some(ca.to_owned()), ..shown.clone() };
+        let bound = Bound { client: ClientTls::client(&files, &[ALPN])?, authorities: Authorities::of(ca)? };
+        bound.client.follow(service, |_| {});
+        bound.authorities.follow(service, |_| {});
+        Ok(bound)
+    }
+}
+
 struct Mirror {
     config: Config,
     service: ServiceHandle,
@@ -111,7 +131,7 @@ struct Mirror {
 }
 
 impl Mirror {
-    async fn run(self, links: Vec<(RegionName, LinkConfig)>) {
+    async fn run(self, links: Vec<(RegionName, LinkConfig, Option<Bound>)>) {
         let stop = self.service.stopping().clone();
         let cluster = self.target.cluster();
         let Some((own, follower)) = learn(cluster.clone(), stop.clone()).await else { return };
@@ -121,7 +141,7 @@ impl Mirror {
         };
         let instance = Uuid::new_v4();
         let mut doors = HashMap::new();
-        for (peer, link) in links {
+        for (peer, link, bound) in links {
             let plan = Plan {
                 identity: Identity { region, name: name.clone(), instance, peer: peer.clone() },
                 target: self.target.clone(),
@@ -131,8 +151,8 @@ impl Mirror {
                 metrics: LinkMetrics::new(self.service.metrics(), peer.as_str()),
             };
             let (door, arrivals) = mpsc::channel(ARRIVALS_MAX);
-            doors.insert(peer, door.clone());
-            let keeper = Keeper { plan, link, net: self.net.clone(), stop: stop.clone() };
+            doors.insert(peer, (door.clone(), bound.clone()));
+            let keeper = Keeper { plan, link, bound, net: self.net.clone(), stop: stop.clone() };
             self.service.spawn_child(keeper.run(door, arrivals));
         }
         let said = Talk { cluster, board: self.board.clone(), policies: follower.policies.clone() };
@@ -144,11 +164,7 @@ impl Mirror {
         self.net.close().await;
     }
 
-    async fn accept(
-        &self,
-        topics: &watch::Receiver<Topics>,
-        doors: Arc<HashMap<RegionName, mpsc::Sender<Arrival>>>,
-    ) {
+    async fn accept(&self, topics: &watch::Receiver<Topics>, doors: Arc<Doors>) {
         while let Some(incoming) = self.net.accept().await {
             match incoming {
                 Ok(incoming) => {
@@ -161,8 +177,11 @@ impl Mirror {
     }
 }
 
+/// Where arrivals go, by the name that they say, and who may say it.
+type Doors = HashMap<RegionName, (mpsc::Sender<Arrival>, Option<Bound>)>;
+
 /// Finds out who a peer is and hands its connection to the link that it is for.
-async fn admit(incoming: Incoming, own: Topics, doors: Arc<HashMap<RegionName, mpsc::Sender<Arrival>>>) {
+async fn admit(incoming: Incoming, own: Topics, doors: Arc<Doors>) {
     let address = incoming.address();
     let mut session = match incoming.finish().await {
         Ok(session) => session,
@@ -181,10 +200,16 @@ async fn admit(incoming: Incoming, own: Topics, doors: Arc<HashMap<RegionName, m
         let text = format!("both ends of this link are region {} ({})", own.name, own.region);
         return Arrival::refuse(session, LinkErrorCode::SelfLink, text).await;
     }
-    let Some(door) = doors.get(&hello.name) else {
+    let Some((door, bound)) = doors.get(&hello.name) else {
         let text = format!("region {} has no link to a region {}", own.name, hello.name);
         return Arrival::refuse(session, LinkErrorCode::WrongPeer, text).await;
     };
+    // The handshake let in whoever is a peer; which of them it is must not be its own word alone.
+    if let Some(Err(reason)) = bound.as_ref().map(|bound| session.is_of(&bound.authorities)) {
+        warn!(%address, peer = %hello.name, "link refused: another region's certificate: {reason}");
+        let text = format!("no authority of region {} has signed this certificate", hello.name);
+        return Arrival::refuse(session, LinkErrorCode::WrongPeer, text).await;
+    }
     // A link that is busy with many arrivals lets this one go; its peer dials again.
     let _ = door.try_send(Arrival { session, hello: Some(hello) });
 }
@@ -193,6 +218,7 @@ async fn admit(incoming: Incoming, own: Topics, doors: Arc<HashMap<RegionName, m
 struct Keeper {
     plan: Plan,
     link: LinkConfig,
+    bound: Option<Bound>,
     net: Arc<Net>,
     stop: CancellationToken,
 }
@@ -202,6 +228,7 @@ impl Keeper {
         let (wanted, dial) = watch::channel(true);
         let dialler = Dialler {
             link: self.link.clone(),
+            tls: self.bound.as_ref().map(|bound| bound.client.clone()),
             net: self.net.clone(),
             board: self.plan.board.clone(),
             door,
@@ -333,6 +360,7 @@ impl Down {
 /// Dials while the link has no connection.
 struct Dialler {
     link: LinkConfig,
+    tls: Option<Arc<ClientTls>>,
     net: Arc<Net>,
     board: Board,
     door: mpsc::Sender<Arrival>,
@@ -347,15 +375,16 @@ impl Dialler {
             if self.wanted.wait_for(|wanted| *wanted).await.is_err() {
                 return;
             }
-            let session = match self.net.dial(&address, self.link.server_name.as_deref()).await {
-                Ok(session) => session,
-                Err(error) => {
-                    self.failed(&address, &error, &mut said);
-                    tokio::time::sleep(wait + jitter()).await;
-                    wait = (wait * 2).min(DIAL_WAIT_MAX);
-                    continue;
-                }
-            };
+            let session =
+                match self.net.dial(&address, self.link.server_name.as_deref(), self.tls.as_deref()).await {
+                    Ok(session) => session,
+                    Err(error) => {
+                        self.failed(&address, &error, &mut said);
+                        tokio::time::sleep(wait + jitter()).await;
+                        wait = (wait * 2).min(DIAL_WAIT_MAX);
+                        continue;
+                    }
+                };
             (wait, said) = (DIAL_WAIT_MIN, String::new());
             if self.hand_over(session).await.is_err() {
                 return;

@@ -8,11 +8,13 @@ use std::time::Duration;
 
 use broker::config::Storage;
 use chassis::certs::CertificateDir;
+use chassis::tls::TlsFiles;
 use control::v1::SetLinkRequest;
 use kafka::batch::{Attributes, Codec};
 use kafka::private::{Direction, LinkState, NoteKind};
 use kafka::record::BatchBuilder;
 use kafka::{Offset, ProducerEpoch, ProducerId, TimestampMs};
+use mirror::LinkConfig;
 use regions::{Region, by_origin, copy, eventually, link, now, numbered, same_in_both, stop, two};
 
 #[tokio::test(flavor = "multi_thread")]
@@ -245,6 +247,61 @@ async fn a_peer_with_a_foreign_certificate_is_refused_with_one_clear_line() {
         assert_eq!(reason.lines().count(), 1, "{reason}");
     }
     stop([east, west]).await;
+}
+
+/// West has joined east and north, each with an authority of its own. Somebody of east's says that it is north; `bound` is
+/// whether west's links name the authorities of their peers. What west says of north in the end.
+async fn somebody_of_east_says_that_it_is_north(bound: bool) -> (LinkState, String) {
+    let base = tempfile::tempdir().unwrap();
+    let authority = |name: &str| base.path().join(name);
+    let leaf = |of: &str, ca: &std::path::Path| {
+        let dir = CertificateDir::open(&authority(of)).unwrap();
+        let files = dir.leaf("sealane-mirror", &["127.0.0.1"]).unwrap();
+        Some(TlsFiles { ca: Some(ca.to_owned()), ..files })
+    };
+    let of = |name: &str| {
+        CertificateDir::open(&authority(name)).unwrap();
+        authority(name).join("ca.crt")
+    };
+    let all = base.path().join("all.crt");
+    let both: Vec<String> =
+        ["of-east", "of-north"].iter().map(|name| std::fs::read_to_string(of(name)).unwrap()).collect();
+    std::fs::write(&all, both.concat()).unwrap();
+    let mut west = Region::new(base.path(), "west", Storage::Memory);
+    let mut liar = Region::new(base.path(), "north", Storage::Memory);
+    west.start_broker().await;
+    liar.start_broker().await;
+    let link = |peer: &str| LinkConfig {
+        peer: peer.to_owned(),
+        ca: bound.then(|| of(&format!("of-{peer}"))),
+        ..LinkConfig::default()
+    };
+    let mut config = west.mirror_config(vec![link("east"), link("north")]);
+    config.link_tls = leaf("of-west", &all);
+    west.start_mirror_as(config).await;
+    let mut config = liar.mirror_config(vec![liar.link_to(&west)]);
+    config.link_tls = leaf("of-east", &of("of-west"));
+    liar.start_mirror_as(config).await;
+    let decided = eventually(async || {
+        let (state, reason, _) = liar.link("west");
+        state == LinkState::Active || reason.contains("no authority of region north")
+    });
+    assert!(decided.await, "{:?}", liar.link("west"));
+    let (state, reason, _) = liar.link("west");
+    stop([west, liar]).await;
+    (state, reason)
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn one_joined_region_does_not_pass_for_another() {
+    let (state, reason) = somebody_of_east_says_that_it_is_north(true).await;
+    assert_eq!(state, LinkState::Faulted, "{reason}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn twin_where_no_link_names_its_authorities_it_does() {
+    let (state, reason) = somebody_of_east_says_that_it_is_north(false).await;
+    assert_eq!(state, LinkState::Active, "{reason}");
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -178,10 +178,19 @@ impl Context {
 
     /// Deletes exactly this object, not a later one of its name.
     pub async fn delete<K: Kind>(&self, object: &K) -> Result<(), Failure> {
+        self.delete_with(object, DeleteParams::background()).await
+    }
+
+    /// Deletes a pod whose node nobody reaches, without a word from there.
+    pub async fn strike_off(&self, pod: &Pod) -> Result<(), Failure> {
+        self.delete_with(pod, DeleteParams { grace_period_seconds: Some(0), ..DeleteParams::default() }).await
+    }
+
+    async fn delete_with<K: Kind>(&self, object: &K, params: DeleteParams) -> Result<(), Failure> {
         self.fence()?;
         let api = self.api::<K>(&object.namespace().unwrap_or_default());
         let preconditions = Preconditions { uid: object.uid(), resource_version: None };
-        let params = DeleteParams { preconditions: Some(preconditions), ..DeleteParams::background() };
+        let params = DeleteParams { preconditions: Some(preconditions), ..params };
         self.count("delete", &K::kind(&()));
         match api.delete(&object.name_any(), &params).await.map_err(Failure::from) {
             Ok(_) => Ok(()),

@@ -175,6 +175,7 @@ fn mirror_config(plan: &RegionPlan, plans: &[RegionPlan], certificates: &Certifi
     let link = |(index, peer): (usize, &RegionPlan)| mirror::LinkConfig {
         peer: peer.name.clone(),
         address: (own > Some(index)).then(|| peer.address(peer.mirror)),
+        ca: None,
         server_name: Some(MIRROR_NAME.to_owned()),
     };
     mirror::Config {

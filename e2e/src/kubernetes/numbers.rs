@@ -6,6 +6,8 @@ use std::process::{Child, Command, Stdio};
 
 use anyhow::{Context, Result, bail};
 
+use crate::tools;
+
 /// Below it are the regions that a person starts.
 const FIRST: u8 = 20;
 const LAST: u8 = 99;
@@ -32,6 +34,11 @@ impl Number {
 
     pub fn text(&self) -> String {
         self.number.to_string()
+    }
+
+    /// Takes its cable away (`down`), or gives it back (`up`).
+    pub fn cable(&self, state: &str) -> Result<()> {
+        tools::run(Command::new("ip").args(["link", "set", &format!("vslk{}", self.number), state]))
     }
 
     /// Starts what waits for the end of its standard input and then takes the region down.

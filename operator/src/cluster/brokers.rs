@@ -71,6 +71,7 @@ pub fn seen(
                 uid: pod.uid().unwrap_or_default(),
                 ready: pods::is_ready(pod),
                 going: pod.metadata.deletion_timestamp.is_some(),
+                overdue: is_overdue(pod),
                 outdated: wanted.is_some_and(|wanted| runs != Some(&wanted)),
                 answer: answers.get(&name).cloned(),
                 pod: name,
@@ -80,6 +81,12 @@ pub fn seen(
         .collect();
     brokers.sort_by(|a, b| a.pod.cmp(&b.pod));
     brokers
+}
+
+/// The time that a pod has to end is in its deletion's.
+fn is_overdue(pod: &Pod) -> bool {
+    let end = pod.metadata.deletion_timestamp.as_ref();
+    end.is_some_and(|end| jiff::Timestamp::now().as_second() > end.0.as_second() + OVERDUE_SECONDS)
 }
 
 /// What the pods of a StatefulSet shall run; none while it has not been looked at since its last change.
@@ -109,6 +116,7 @@ pub fn remembered(emptied: &BTreeMap<String, i32>) -> String {
     emptied.iter().map(|(pod, id)| format!("{pod}={id}")).collect::<Vec<_>>().join(",")
 }
 
+const OVERDUE_SECONDS: i64 = 5;
 const REVISION: &str = "controller-revision-hash";
 /// Who is silent for longer does not answer.
 const PATIENCE: Duration = Duration::from_secs(3);

@@ -268,6 +268,22 @@ async fn take(cx: &Context, region: &Region, pods: &[Pod], decision: &mut Decisi
                     false => decision.plan.push(format!("pod {pod} waits: its PodDisruptionBudget says no")),
                 }
             }
+            Step::Abandon { pod, uid } => {
+                let Some(found) = pods.iter().find(|found| found.uid().as_ref() == Some(&uid)) else {
+                    continue;
+                };
+                cx.strike_off(found).await?;
+                let note =
+                    format!("pod {pod} is struck off: its node does not answer, and its broker is not alive");
+                cx.event(
+                    &region.cluster,
+                    EventType::Warning,
+                    "BrokerStruckOff",
+                    &format!("Strike {pod}"),
+                    note,
+                )
+                .await;
+            }
             Step::Drain { id, .. } => drain(cx, region, id, true).await?,
             Step::Undrain { id } => drain(cx, region, id, false).await?,
         }

@@ -13,7 +13,7 @@ use super::certificates::Wanted;
 use super::config::{self, Outside};
 use super::roll::pod_of;
 use crate::apply::{digest, typed};
-use crate::crd::{BrokerPool, Listener, ListenerType, PullPolicy, PvcRetention, StorageType};
+use crate::crd::{BrokerPool, Listener, ListenerType, MetadataType, PullPolicy, PvcRetention, StorageType};
 use crate::failure::Failure;
 use crate::names::{CLUSTER, COMPONENT, CONFIG_HASH, CONTROL_PORT, EMPTIED, HTTP_PORT, INTERNAL_PORT, POOL};
 use crate::region::Region;
@@ -232,13 +232,19 @@ fn pod(region: &Region, pool: &BrokerPool, image: &str) -> Value {
         || json!({ "requests": { "cpu": "50m", "memory": "128Mi" } }),
         |resources| json!(resources),
     );
+    // Where there are several nodes or zones, no one of them has most of the brokers.
+    let spread = ["kubernetes.io/hostname", "topology.kubernetes.io/zone"].map(|key| {
+        let brokers = json!({ "matchLabels": names.broker_selector() });
+        json!({ "maxSkew": 1, "topologyKey": key, "whenUnsatisfiable": "ScheduleAnyway", "labelSelector": brokers })
+    });
     json!({
         "serviceAccountName": names.account(),
         "automountServiceAccountToken": false,
         "enableServiceLinks": false,
         "terminationGracePeriodSeconds": 45,
         "nodeSelector": pool.spec.node_selector,
-        "tolerations": pool.spec.tolerations,
+        "tolerations": tolerations(region, pool),
+        "topologySpreadConstraints": spread,
         "securityContext": {
             "runAsNonRoot": true, "runAsUser": 65532, "runAsGroup": 65532, "fsGroup": 65532,
             "fsGroupChangePolicy": "OnRootMismatch", "seccompProfile": { "type": "RuntimeDefault" },
@@ -261,6 +267,21 @@ fn pod(region: &Region, pool: &BrokerPool, image: &str) -> Value {
         }],
         "volumes": volumes,
     })
+}
+
+/// What a person says, and where brokers keep nothing: that a node which is lost is left soon, not after minutes.
+fn tolerations(region: &Region, pool: &BrokerPool) -> Vec<Value> {
+    let mut all: Vec<Value> = pool.spec.tolerations.iter().map(|told| json!(told)).collect();
+    if region.cluster.spec.metadata.type_ == MetadataType::Etcd {
+        for key in ["node.kubernetes.io/not-ready", "node.kubernetes.io/unreachable"] {
+            if !pool.spec.tolerations.iter().any(|told| told.key.as_deref() == Some(key)) {
+                all.push(json!({
+                    "key": key, "operator": "Exists", "effect": "NoExecute", "tolerationSeconds": LOST_NODE_SECONDS,
+                }));
+            }
+        }
+    }
+    all
 }
 
 fn environment(region: &Region) -> Vec<Value> {
@@ -295,6 +316,9 @@ pub fn secrets(region: &Region) -> Vec<(String, String, String)> {
     }
     secrets
 }
+
+/// After which pods of brokers that keep nothing leave a node that does not answer.
+const LOST_NODE_SECONDS: i64 = 30;
 
 #[cfg(test)]
 mod tests {

@@ -17,6 +17,8 @@ pub struct Broker {
     pub ready: bool,
     /// It is being deleted.
     pub going: bool,
+    /// It should have ended long ago: nobody on its node says that it has.
+    pub overdue: bool,
     /// It runs another revision than its StatefulSet asks for.
     pub outdated: bool,
     pub answer: Option<Answer>,
@@ -70,6 +72,11 @@ pub enum Step {
         uid: String,
         down: bool,
     },
+    /// Its node is lost: it is struck off, so that another may take its place.
+    Abandon {
+        pod: String,
+        uid: String,
+    },
     Drain {
         pod: String,
         id: i32,
@@ -107,6 +114,7 @@ pub fn decide(scene: &Scene<'_>) -> Decision {
         }
         decision.replicas.insert(pool.name.clone(), replicas);
     }
+    scene.abandon(&mut decision);
     scene.restart(shrinks, &mut decision);
     decision
 }
@@ -251,6 +259,31 @@ impl Scene<'_> {
             }
         }
         Leave::Go
+    }
+
+    /// A pod whose node is lost may live on, unseen; where all agree that its broker does not, the store refuses whatever
+    /// it still writes. A broker that keeps its own data is never struck off: its volume may be in use.
+    fn abandon(&self, decision: &mut Decision) {
+        for broker in self.brokers.iter().filter(|broker| broker.going && broker.overdue) {
+            let refused = match (self.alone, broker.answer.is_some(), self.leave_silently(None)) {
+                (true, ..) => Some("it may still use its volume; look at its node".to_owned()),
+                (_, true, _) => Some("its broker answers".to_owned()),
+                (.., Leave::Wait(why)) => Some(why),
+                _ => None,
+            };
+            let pod = broker.pod.clone();
+            match refused {
+                Some(why) => {
+                    decision.plan.push(format!("pod {pod} does not end and is not struck off: {why}"))
+                }
+                None => {
+                    decision
+                        .plan
+                        .push(format!("pod {pod} is struck off: nobody on its node says that it has ended"));
+                    decision.steps.push(Step::Abandon { pod, uid: broker.uid.clone() });
+                }
+            }
+        }
     }
 
     fn silent(&self, but: Option<&str>) -> Option<&str> {

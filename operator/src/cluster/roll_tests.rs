@@ -170,6 +170,23 @@ fn a_pod_that_never_became_a_broker_is_removed() {
 }
 
 #[test]
+fn a_pod_on_a_lost_node_is_struck_off_when_its_broker_is_not_in_the_cluster_any_more() {
+    let pools = [pool(3, 3)];
+    let mut brokers = three();
+    (brokers[1].ready, brokers[1].going, brokers[1].overdue, brokers[1].answer) = (false, true, true, None);
+    let decision = decide(&scene(&pools, &brokers));
+    assert_eq!(decision.steps, []);
+    assert!(decision.plan[0].contains("broker 2 is alive and may be it"), "{:?}", decision.plan);
+    all_say(&mut brokers, |answer| answer.brokers.retain(|id, _| *id != 2));
+    let step = Step::Abandon { pod: "p-1".to_owned(), uid: "u1".to_owned() };
+    assert_eq!(decide(&scene(&pools, &brokers)).steps, [step]);
+    let alone = Scene { alone: true, ..scene(&pools, &brokers) };
+    assert_eq!(decide(&alone).steps, [], "its volume may be in use");
+    all_say(&mut brokers, |answer| answer.unowned = 1);
+    assert_eq!(decide(&scene(&pools, &brokers)).steps, []);
+}
+
+#[test]
 fn a_plan_waits_for_leave_and_a_person_who_deletes_pods_is_told_which() {
     let pools = [pool(3, 3)];
     let mut brokers = three();
@@ -225,6 +242,7 @@ impl Model {
             ready: *ready,
             outdated: *outdated,
             going: false,
+            overdue: false,
             answer: ready.then(|| said(*id)),
         };
         self.pods.iter().map(broker).collect()
@@ -304,6 +322,7 @@ impl Model {
                     let pod = self.pods.get_mut(&at).expect("it is there");
                     (pod.1, pod.2) = (false, false);
                 }
+                Step::Abandon { .. } => unreachable!("no node is lost here"),
                 Step::Drain { id, .. } => self.draining.extend([id]),
                 Step::Undrain { id } => self.draining.retain(|kept| *kept != id),
             }

@@ -86,10 +86,16 @@ struct Made {
 fn make(region: &Region, mirror: &Mirror, image: &str, ends: &[End]) -> Result<Made, Failure> {
     let names = &region.names;
     let (name, labels) = (names.mirror(), names.labels("mirror"));
-    let peers: String =
-        ends.iter().flat_map(|end| &end.authorities).map(|pem| format!("{}\n", pem.trim_end())).collect();
+    let bundle = |ends: &[End]| -> String {
+        ends.iter().flat_map(|end| &end.authorities).map(|pem| format!("{}\n", pem.trim_end())).collect()
+    };
     let text = config(region, ends);
-    let hash = digest(format!("{text}{peers}").as_bytes());
+    // Authorities are followed by the mirrors, without a restart.
+    let hash = digest(text.as_bytes());
+    let mut files: BTreeMap<String, String> =
+        ends.iter().map(|end| (file_of(&end.peer), bundle(std::slice::from_ref(end)))).collect();
+    files.insert("peers.crt".to_owned(), bundle(ends));
+    files.insert("mirror.toml".to_owned(), text);
     let selector: BTreeMap<&str, &str> =
         [(crate::names::CLUSTER, names.cluster.as_str()), (crate::names::COMPONENT, "mirror")].into();
     let listener = &mirror.listener;
@@ -108,7 +114,7 @@ fn make(region: &Region, mirror: &Mirror, image: &str, ends: &[End]) -> Result<M
     });
     let map = json!({
         "metadata": { "name": name, "labels": labels },
-        "data": { "mirror.toml": text, "peers.crt": peers },
+        "data": files,
     });
     let pods = json!({
         "metadata": { "name": name, "labels": labels },
@@ -180,12 +186,19 @@ fn config(region: &Region, ends: &[End]) -> String {
                  ca = \"/etc/sealane/mirror/peers.crt\"\n";
     }
     for end in ends {
-        let _ = write!(text, "\n[[links]]\npeer = {:?}\n", end.peer);
+        // Whoever is a peer may connect; as this one, only who has a certificate of its own authorities.
+        let ca = format!("/etc/sealane/mirror/{}", file_of(&end.peer));
+        let _ = write!(text, "\n[[links]]\npeer = {:?}\nca = {ca:?}\n", end.peer);
         if let Some(address) = &end.address {
             let _ = write!(text, "address = {address:?}\nserver_name = \"sealane-mirror\"\n");
         }
     }
     text
+}
+
+/// The authorities of one peer, among the files of the configuration.
+fn file_of(peer: &str) -> String {
+    format!("peer-{peer}.crt")
 }
 
 #[cfg(test)]
@@ -216,6 +229,7 @@ mod tests {
         let made = make(&region(), &Mirror::default(), "image:1", &ends).expect("made");
         let data = made.config.data.expect("data");
         assert_eq!(data["peers.crt"], "N\nW\n");
+        assert_eq!(data["peer-west.crt"], "W\n", "nobody else passes for it");
         let parsed: toml::Value = toml::from_str(&data["mirror.toml"]).expect("TOML");
         assert_eq!(parsed["broker"].as_str(), Some("east-brokers.sea.svc.cluster.local:9097"));
         assert_eq!(parsed["tls"]["ca"].as_str(), Some("/etc/sealane/trust/ca.crt"));
@@ -223,11 +237,12 @@ mod tests {
         let links = parsed["links"].as_array().expect("links");
         assert_eq!(links[0].get("address"), None, "it dials");
         assert_eq!(links[1]["address"].as_str(), Some("10.0.0.2:30096"));
+        assert_eq!(links[1]["ca"].as_str(), Some("/etc/sealane/mirror/peer-west.crt"));
         assert_eq!(links[1]["server_name"].as_str(), Some("sealane-mirror"));
     }
 
     #[test]
-    fn pods_begin_anew_when_links_or_authorities_change_and_for_nothing_else() {
+    fn pods_begin_anew_when_links_change_and_for_nothing_else() {
         let hash = |ends: &[End]| {
             let made = make(&region(), &Mirror::default(), "image:1", ends).expect("made");
             let template = made.pods.spec.expect("a spec").template;
@@ -235,7 +250,7 @@ mod tests {
         };
         let before = hash(&[end("west", None, "W")]);
         assert_eq!(before, hash(&[end("west", None, "W")]));
-        assert_ne!(before, hash(&[end("west", None, "W2")]));
+        assert_eq!(before, hash(&[end("west", None, "W2")]), "mirrors follow the files of authorities");
         assert_ne!(before, hash(&[end("west", Some("a:1"), "W")]));
         assert_ne!(before, hash(&[]));
     }
