@@ -17,8 +17,10 @@ use crate::usage;
 use crate::wire::{BatchHead, Conn, batch};
 
 const MEBIBYTE: f64 = 1024.0 * 1024.0;
-/// The default, and one for those who want to hear of a dead broker sooner.
-const LEASES_MS: [u32; 2] = [3_000, 2_000];
+/// The default, and one for those who want to hear of a dead broker sooner; kills in a full run.
+const LEASES_MS: [(u32, u64); 2] = [(3_000, 100), (2_000, 50)];
+/// A DataNode counts what it has written only so often, and a block when it is whole.
+const COUNTED_EVERY: Duration = Duration::from_secs(12);
 const LIMIT: Duration = Duration::from_secs(300);
 
 /// Runs everything and writes `docs/benchmarks/cluster.md` and `cluster.tsv`.
@@ -66,7 +68,7 @@ fn moves(scale: Scale, name: &str, cluster: &Cluster, samples: &mut Samples) -> 
 }
 
 /// One broker after the other is killed under load and started again.
-fn kills(scale: Scale, name: &str, lease_ms: u32, samples: &mut Samples) -> Result<()> {
+fn kills(scale: Scale, name: &str, (lease_ms, count): (u32, u64), samples: &mut Samples) -> Result<()> {
     const PARTITIONS: i32 = 6;
     let topic = "killed";
     let mut cluster = Cluster::prepare(Store::named(name)?)?;
@@ -77,7 +79,7 @@ fn kills(scale: Scale, name: &str, lease_ms: u32, samples: &mut Samples) -> Resu
     let writers = Writers::start(&cluster.addresses(), topic, PARTITIONS, 1);
     let all: Vec<usize> = (0..PARTITIONS as usize).collect();
     let mut directory = crate::cluster::Directory::new(cluster.addresses());
-    for round in 0..scale.records(20, 100).max(2) as usize {
+    for round in 0..scale.records(20, count).max(2) as usize {
         let victim = (round % 3) as u16;
         at_rest(&cluster, (victim + 1) % 3, 3)?;
         writers.until_first_after(&all, Instant::now())?;
@@ -114,6 +116,7 @@ fn fourth(scale: Scale, name: &str, cluster: &mut Cluster, samples: &mut Samples
     Conn::open(cluster.address(0))?.create_topic(topic, partitions, &[])?;
     let bytes = fill(cluster, topic, partitions)?;
     // What is in the logs alone is brought into objects by a move; that is the tail, and is counted.
+    std::thread::sleep(COUNTED_EVERY);
     let before = written(cluster)?;
     let begin = Instant::now();
     cluster.spawn(3)?;
@@ -126,6 +129,7 @@ fn fourth(scale: Scale, name: &str, cluster: &mut Cluster, samples: &mut Samples
     })?;
     at_rest(cluster, 0, 4)?;
     let took = begin.elapsed().as_secs_f64();
+    std::thread::sleep(COUNTED_EVERY);
     let after = written(cluster)?;
     let cell = format!("a fourth broker and {partitions} partitions");
     let mut add = |metric, value| samples.add(1, name, &cell, metric, value);
@@ -135,7 +139,7 @@ fn fourth(scale: Scale, name: &str, cluster: &mut Cluster, samples: &mut Samples
     Ok(())
 }
 
-/// 64 KiB into each partition; how much that is. Waits until objects hold it.
+/// 64 KiB into each partition; how much that is.
 fn fill(cluster: &Cluster, topic: &str, partitions: i32) -> Result<u64> {
     let record = Record { value: Some(vec![7; 64 << 10]), ..Record::default() };
     let bytes = batch(&[record], BatchHead::default());
