@@ -157,6 +157,36 @@ impl Region {
         Ok(())
     }
 
+    /// The power goes: every process of the control plane and of every pod is killed, and nobody outside reaches the region.
+    /// What was on its disks stays.
+    pub fn lose(&self) -> Result<()> {
+        self.cut()?;
+        // The kubelet first: it would start anew what ends.
+        for component in ["kubelet", "kube-scheduler", "kube-controller-manager", "kube-apiserver", "etcd"] {
+            self.kill(component)?;
+        }
+        let cgroup = format!("slk{}", self.number.text());
+        let roots = ["/sys/fs/cgroup/pids", "/sys/fs/cgroup"].map(|root| Path::new(root).join(&cgroup));
+        let root = roots.iter().find(|root| root.is_dir()).context("pods have a cgroup")?;
+        wait_for("the end of every process of a pod", || {
+            let pids = processes(root)?;
+            for pid in &pids {
+                // It may have ended meanwhile.
+                let _ = tools::run(Command::new("kill").args(["-9", pid]));
+            }
+            Ok(pids.is_empty().then_some(()))
+        })
+    }
+
+    /// The power is back.
+    pub fn bring_back(&self) -> Result<()> {
+        self.heal()?;
+        for component in ["etcd", "kube-apiserver", "kube-controller-manager", "kube-scheduler", "kubelet"] {
+            self.revive(component)?;
+        }
+        Ok(())
+    }
+
     /// What the API server's audit log holds so far of requests by `user`: one object for each answered request.
     pub fn audit(&self, user: &str) -> Result<Vec<Value>> {
         let log = fs::read_to_string(self.dir.join("log/audit.log"))?;
@@ -205,6 +235,23 @@ impl Drop for Region {
             let _ = reaper.wait();
         }
     }
+}
+
+/// Of a cgroup and all below it.
+fn processes(cgroup: &Path) -> Result<Vec<String>> {
+    let mut found = Vec::new();
+    let mut folders = vec![cgroup.to_owned()];
+    while let Some(folder) = folders.pop() {
+        // A pod's own may go at any moment.
+        let text = fs::read_to_string(folder.join("cgroup.procs")).unwrap_or_default();
+        found.extend(text.split_whitespace().map(str::to_owned));
+        for entry in fs::read_dir(&folder).into_iter().flatten().flatten() {
+            if entry.path().is_dir() {
+                folders.push(entry.path());
+            }
+        }
+    }
+    Ok(found)
 }
 
 /// Runs the body of a test; where it fails, the region says how it stood. (A test that returns an error does not panic

@@ -4,11 +4,13 @@
 #![cfg(feature = "kubernetes")]
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::path::PathBuf;
 
 use anyhow::{Result, ensure};
 use e2e::kubernetes::{
     Kubectl, Load, Many, Region, Story, condition, fewest_ready, lives, wait_for, with_report,
 };
+use e2e::process::binary;
 use serde_json::Value;
 
 #[test]
@@ -41,6 +43,9 @@ fn three_brokers_are_restarted_and_scaled_under_load_and_lose_nothing() -> Resul
         kubectl.wait_condition("sealane", "brokerpool/east", "Ready", "True")?;
         many.ready()?;
         ensure!(many.named_as_they_say(3)? == first, "others than these were kept");
+        for pod in ["east-3", "east-4"] {
+            kubectl.wait_gone("sealane", &format!("service/{pod}-outside"))?;
+        }
         load.until_more(500)?;
 
         were_emptied_first(&pools.told()?, &five)?;
@@ -155,7 +160,60 @@ fn a_bad_image_stops_at_one_pod_and_a_store_that_is_away_stops_all_removals() ->
         left.remove("east-2");
         ensure!(many.named_as_they_say(2)? == left, "others than these were kept");
         load.until_more(300)?;
+        waits_for_leave(&many, &pods)?;
+        load.until_more(300)?;
+        goes_back_and_forth(&many)?;
         println!("{} records, each there once", load.judge()?);
         Ok(())
     })
+}
+
+/// With policy Plan nothing is restarted before a person has agreed to this very plan; brokers serve, and that is told.
+fn waits_for_leave(many: &Many, pods: &Story) -> Result<()> {
+    let kubectl = many.kubectl();
+    let before = lives(&pods.told()?);
+    many.patch(r#"{"spec":{"update":{"policy":"Plan"},"config":{"connections_max":"3000"}}}"#)?;
+    many.says("pod east-0 is to be restarted: nobody has approved the plan")?;
+    let progressing = kubectl.wait_condition("sealane", "brokercluster/east", "Progressing", "True")?;
+    ensure!(progressing["reason"] == "WaitsForPerson", "{progressing}");
+    many.ready()?;
+    let cluster = kubectl.object("sealane", "brokercluster/east")?;
+    let id = cluster["status"]["planId"].as_str().unwrap_or_default().to_owned();
+    let approve = |id: &str| {
+        let word = format!("sealane.io/approved={id}");
+        kubectl.run(&["annotate", "-n", "sealane", "brokercluster/east", "--overwrite", &word])
+    };
+    // Leave for something else is none.
+    approve("another")?;
+    many.says("nobody has approved the plan")?;
+    ensure!(lives(&pods.told()?) == before, "a pod began anew without leave");
+    approve(&id)?;
+    wait_for("both pods to begin anew", || {
+        let now = lives(&pods.told()?).len();
+        ensure!(now == before.len() + 2, "{now} lives, {} before", before.len());
+        Ok(Some(()))
+    })?;
+    kubectl.wait_condition("sealane", "brokercluster/east", "Progressing", "False")?;
+    many.patch(r#"{"spec":{"update":{"policy":"Auto"}}}"#)?;
+    many.ready()
+}
+
+/// To another build and back: `SEALANE_FORMER_BIN` is a program that was built before, else it is the same one by another name.
+fn goes_back_and_forth(many: &Many) -> Result<()> {
+    let former = std::env::var_os("SEALANE_FORMER_BIN").map(PathBuf::from);
+    println!("the former build is {former:?}");
+    many.region.give_image(&former.map_or_else(binary, Ok)?, "former")?;
+    for tag in ["former", "0.1.0"] {
+        many.patch(&format!(r#"{{"spec":{{"image":"localhost/sealane:{tag}"}}}}"#))?;
+        wait_for(&format!("all brokers to run {tag}"), || {
+            let pods = many.kubectl().list("sealane", "pods")?;
+            let images: Vec<&Value> = pods.iter().map(|pod| &pod["spec"]["containers"][0]["image"]).collect();
+            let wanted = format!("localhost/sealane:{tag}");
+            ensure!(images.iter().all(|image| **image == *wanted), "they run {images:?}");
+            Ok(Some(()))
+        })?;
+        many.ready()?;
+        many.named_as_they_say(2)?;
+    }
+    Ok(())
 }

@@ -96,7 +96,13 @@ fn the_api_server_takes_and_refuses_what_lint_takes_and_refuses() -> Result<()> 
                 "lint does not say {wanted:?} but {said:?}"
             );
         }
-        let examples = ["one-region.yaml", "two-regions/east.yaml", "two-regions/west.yaml", "lanes.yaml"];
+        let examples = [
+            "one-region.yaml",
+            "two-regions/east.yaml",
+            "two-regions/west.yaml",
+            "lanes.yaml",
+            "many-brokers.yaml",
+        ];
         for example in examples {
             let file = manifests().join("examples").join(example);
             script(Command::new(binary()?).arg("lint").arg(&file))?;

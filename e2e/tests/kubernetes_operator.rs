@@ -5,9 +5,10 @@
 
 use std::process::Command;
 use std::thread::sleep;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use anyhow::{Result, ensure};
+use anyhow::{Context, Result, ensure};
+use e2e::http;
 use e2e::kubernetes::{Kubectl, Operator, Region, condition, manifests, wait_for, with_report};
 use e2e::process::binary;
 use serde_json::Value;
@@ -108,6 +109,94 @@ fn finalizers_hold_nobody_when_the_cluster_is_gone_or_empty() -> Result<()> {
 }
 
 #[test]
+fn an_api_server_that_was_away_is_heard_again_by_every_watch() -> Result<()> {
+    let region = Region::control_plane()?;
+    // `SEALANE_OUTAGE_SECONDS=600` is a long one.
+    let long = std::env::var("SEALANE_OUTAGE_SECONDS").map_or(Ok(15), |seconds| seconds.parse())?;
+    with_report(&region, || {
+        let kubectl = region.kubectl();
+        install(kubectl)?;
+        let operator = Operator::start(&region, "sea")?;
+        kubectl.apply(&cluster("east"))?;
+        reason(kubectl, "brokercluster/east", "Unschedulable")?;
+        for seconds in [1, long] {
+            region.kill("kube-apiserver")?;
+            sleep(Duration::from_secs(seconds));
+            region.revive("kube-apiserver")?;
+            let back = Instant::now();
+            wait_for("every watch to be heard again", || {
+                let silent = silent_since(&operator, back)?;
+                ensure!(silent.is_empty(), "not heard since: {silent:?}");
+                Ok(Some(()))
+            })?;
+            change_port(kubectl)?;
+            repaired(kubectl)?;
+            let (status, said) = http::get(operator.port(), "/livez")?;
+            ensure!(status == 200, "/livez says {status}: {said}");
+        }
+        kubectl.apply(&topic("after", "t", "east"))?;
+        // What is forbidden is not counted here: an API server that has just begun knows no roles for a moment.
+        reason(kubectl, "topics.sealane.io/after", "ClusterNotReady")
+    })
+}
+
+/// Watches that were not heard since then.
+fn silent_since(operator: &Operator, then: Instant) -> Result<Vec<String>> {
+    let (_, metrics) = http::get(operator.port(), "/metrics")?;
+    let ages = metrics.lines().filter(|line| line.starts_with("sealane_operator_watch_age_seconds{"));
+    let mut silent = Vec::new();
+    let mut count = 0;
+    for line in ages {
+        let (watch, age) = line.rsplit_once(' ').context("a value")?;
+        count += 1;
+        if age.parse::<f64>()? > then.elapsed().as_secs_f64() {
+            silent.push(watch.to_owned());
+        }
+    }
+    ensure!(count > 10, "these cannot be all watches: {count}");
+    Ok(silent)
+}
+
+#[test]
+fn a_new_definition_keeps_what_was_stored_under_the_former_one() -> Result<()> {
+    let region = Region::control_plane()?;
+    with_report(&region, || {
+        let kubectl = region.kubectl();
+        let file = manifests().join("crd/brokerclusters.sealane.io.yaml").display().to_string();
+        // As it was before it had this field.
+        let text = kubectl.run(&["create", "--dry-run=client", "-o", "json", "-f", &file])?;
+        let mut former: Value = serde_json::from_str(&text)?;
+        let schema = &mut former["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"];
+        let certificates = &mut schema["spec"]["properties"]["certificates"];
+        for part in ["properties", "default"] {
+            let removed = certificates[part].as_object_mut().context("an object")?.remove("settleSeconds");
+            ensure!(removed.is_some(), "{part} has no such field any more: take a newer one");
+        }
+        kubectl.apply(&former.to_string())?;
+        established(kubectl)?;
+        kubectl.apply(PLACE.split("---").next().context("the namespace")?)?;
+        let object = cluster("east");
+        let object = object.split("---").next().context("the cluster")?;
+        wait_for("the kind", || kubectl.apply(object).map(Some))?;
+        let before = kubectl.object("sea", "brokercluster/east")?;
+        ensure!(before["spec"]["certificates"]["settleSeconds"].is_null(), "{}", before["spec"]);
+
+        install(kubectl)?;
+        wait_for("the new definition", || {
+            let mut after = kubectl.object("sea", "brokercluster/east")?;
+            let settle = after["spec"]["certificates"]["settleSeconds"].take();
+            ensure!(settle == 300, "what is new has no default: {settle}");
+            after["spec"]["certificates"].as_object_mut().context("an object")?.remove("settleSeconds");
+            ensure!(after["spec"] == before["spec"], "{} became {}", before["spec"], after["spec"]);
+            ensure!(after["metadata"]["uid"] == before["metadata"]["uid"], "it is another object");
+            Ok(Some(()))
+        })?;
+        let _operator = Operator::start(&region, "sea")?;
+        reason(kubectl, "brokercluster/east", "NoPool")
+    })
+}
+
+#[test]
 fn lint_and_the_api_server_agree_on_the_table() -> Result<()> {
     let region = Region::control_plane()?;
     with_report(&region, || {
@@ -178,8 +267,16 @@ fn foreign_objects_stay_as_they_are(kubectl: &Kubectl) -> Result<()> {
         "{apiVersion: v1, kind: Service, metadata: {name: east-plain, namespace: sea}, spec: {ports: [{port: 1}]}}",
         "{apiVersion: v1, kind: Secret, metadata: {name: east-authority, namespace: sea}, stringData: {a: b}}",
         "{apiVersion: v1, kind: ConfigMap, metadata: {name: east-config, namespace: sea}, data: {a: b}}",
+        "{apiVersion: v1, kind: PersistentVolumeClaim, metadata: {name: data-east-0, namespace: sea}, \
+         spec: {accessModes: [ReadWriteOnce], resources: {requests: {storage: 1Gi}}}}",
     ];
-    let named = ["service/east-plain", "secret/east-authority", "configmap/east-config"];
+    // In the order in which the operator needs them.
+    let named = [
+        "service/east-plain",
+        "persistentvolumeclaim/data-east-0",
+        "secret/east-authority",
+        "configmap/east-config",
+    ];
     kubectl.apply(&foreign.join("\n---\n"))?;
     let before: Result<Vec<Value>> = named.iter().map(|what| kubectl.object("sea", what)).collect();
     let before = before?;

@@ -8,7 +8,7 @@ use std::path::Path;
 use std::process::Command;
 
 use anyhow::{Context, Result, bail, ensure};
-use e2e::kubernetes::{Kubectl, Region, binaries, manifests, wait_for, with_report};
+use e2e::kubernetes::{Kubectl, Region, binaries, condition, manifests, wait_for, with_report};
 use e2e::process::binary;
 use e2e::tools;
 
@@ -93,9 +93,25 @@ fn restarts_nothing_and_rotates(region: &Region) -> Result<()> {
     ensure!(uid(kubectl)? == pod, "the broker was restarted by a rotation");
 
     region.give_image(&binary()?, "next")?;
+    a_new_operator_restarts_no_broker(kubectl, &pod)?;
     bash(&blocks("sh upgrade"), &[("KUBECONFIG", region.kubeconfig())])?;
     let image = kubectl.object("sealane", "pod/east-0")?["spec"]["containers"][0]["image"].clone();
     ensure!(image == "localhost/sealane:next", "the broker runs {image}");
+    Ok(())
+}
+
+/// Another image of the operator, and another default for new clusters; what it does then is seen by a topic that it makes.
+fn a_new_operator_restarts_no_broker(kubectl: &Kubectl, pod: &serde_json::Value) -> Result<()> {
+    let (deployment, next) = ("deployment/sealane-operator", "localhost/sealane:next");
+    kubectl.run(&["set", "env", "-n", "sealane-system", deployment, &format!("SEALANE_IMAGE={next}")])?;
+    kubectl.run(&["set", "image", "-n", "sealane-system", deployment, &format!("operator={next}")])?;
+    kubectl.run(&["rollout", "status", "-n", "sealane-system", deployment, "--timeout=240s"])?;
+    let topic = "apiVersion: sealane.io/v1alpha1\nkind: Topic\nmetadata: {name: later, namespace: sealane}\nspec: {clusterRef: {name: east}}\n";
+    kubectl.apply(topic)?;
+    kubectl.wait_condition("sealane", "topic.sealane.io/later", "Ready", "True")?;
+    let now = kubectl.object("sealane", "pod/east-0")?;
+    ensure!(now["metadata"]["uid"] == *pod, "the broker was restarted by a new operator");
+    ensure!(now["spec"]["containers"][0]["image"] != next, "it runs another image");
     Ok(())
 }
 
@@ -116,8 +132,9 @@ fn two_clusters_are_joined_by_a_token_and_survive_a_cut_wire() -> Result<()> {
 
             east.cut()?;
             west.kubectl().wait_condition("west", "mirrorlink/east", "Ready", "False")?;
-            // Each region goes on by itself: west is reached, and takes what it is given.
+            // Each region goes on by itself: west is reached, takes what it is given, and its operator does its work.
             produce(&to, "in west while cut")?;
+            goes_on_alone(west.kubectl())?;
             east.heal()?;
             west.kubectl().wait_condition("west", "mirrorlink/east", "Ready", "True")?;
             cross(&from, &to, "after the cut")?;
@@ -131,9 +148,85 @@ fn two_clusters_are_joined_by_a_token_and_survive_a_cut_wire() -> Result<()> {
                     "{line:?} is not there once: {lines}"
                 );
             }
-            a_used_token_is_refused(&east, &west)
+            a_lost_region_comes_back(&east, &west, &from, &to)?;
+            a_used_token_is_refused(&east, &west)?;
+            authorities_are_replaced(&east, &west)?;
+            cross(&from, &to, "under new authorities")
         })
     })
+}
+
+/// Every process of east is killed at one moment; west takes records meanwhile, and east has them when it is back.
+fn a_lost_region_comes_back(east: &Region, west: &Region, from: &str, to: &str) -> Result<()> {
+    east.lose()?;
+    west.kubectl().wait_condition("west", "mirrorlink/east", "Ready", "False")?;
+    produce(to, "in west while east is lost")?;
+    east.bring_back()?;
+    east.kubectl().wait_condition("east", "mirrorlink/west", "Ready", "True")?;
+    west.kubectl().wait_condition("west", "mirrorlink/east", "Ready", "True")?;
+    cross(from, to, "after the loss")?;
+    wait_for("west's record in east", || {
+        Ok(consume(from)?.contains("in west while east is lost").then_some(()))
+    })?;
+    for (server, region) in [(from, "east"), (to, "west")] {
+        let lines = consume(server)?;
+        for line in ["before the cut", "after the cut", "in west while east is lost", "after the loss"] {
+            let count = lines.lines().filter(|found| *found == line).count();
+            ensure!(count == 1, "{line:?} is {count} times in {region}: {lines}");
+        }
+    }
+    Ok(())
+}
+
+/// With the other region gone: a topic is made, and the broker is restarted for a change of its spec.
+fn goes_on_alone(kubectl: &Kubectl) -> Result<()> {
+    let topic = "apiVersion: sealane.io/v1alpha1\nkind: Topic\nmetadata: {name: alone, namespace: west}\nspec: {clusterRef: {name: west}}\n";
+    kubectl.apply(topic)?;
+    kubectl.wait_condition("west", "topic.sealane.io/alone", "Ready", "True")?;
+    let pod = kubectl.object("west", "pod/west-0")?["metadata"]["uid"].clone();
+    let change = r#"{"spec":{"config":{"connections_max":"2000"}}}"#;
+    kubectl.run(&["patch", "-n", "west", "brokercluster/west", "--type=merge", "-p", change])?;
+    wait_for("the broker to begin anew", || {
+        Ok(kubectl.find("west", "pod/west-0")?.filter(|found| found["metadata"]["uid"] != pod))
+    })?;
+    kubectl.wait_condition("west", "brokercluster/west", "Ready", "True").map(drop)
+}
+
+/// Both at a time; the link is up before and after, and neither side trusts the former authority of any in the end.
+fn authorities_are_replaced(east: &Region, west: &Region) -> Result<()> {
+    let sides = [(east.kubectl(), "east"), (west.kubectl(), "west")];
+    let held = |kubectl: &Kubectl, name: &str| kubectl.secret(name, &format!("{name}-authority"), "tls.crt");
+    let before = [held(sides[0].0, "east")?, held(sides[1].0, "west")?];
+    for (kubectl, name) in sides {
+        let change = r#"{"metadata":{"annotations":{"sealane.io/rotate-authority":"now"}},"spec":{"certificates":{"settleSeconds":40}}}"#;
+        kubectl.run(&[
+            "patch",
+            "-n",
+            name,
+            &format!("brokercluster/{name}"),
+            "--type=merge",
+            "-p",
+            change,
+        ])?;
+        wait_for(&format!("the next authority of {name}"), || {
+            let found =
+                condition(&kubectl.object(name, &format!("brokercluster/{name}"))?, "CertificatesValid");
+            Ok(found.filter(|found| found["reason"] == "Rotating"))
+        })?;
+    }
+    for ((kubectl, name), before) in sides.into_iter().zip(&before) {
+        wait_for(&format!("the former authority of {name} to be trusted no more"), || {
+            let trusted = kubectl.object(name, &format!("configmap/{name}-trust"))?["data"]["ca.crt"].take();
+            let trusted = trusted.as_str().unwrap_or_default();
+            ensure!(!trusted.contains(before.trim()), "it is trusted still");
+            ensure!(held(kubectl, name)? != *before, "it signs still");
+            Ok(Some(()))
+        })?;
+    }
+    for ((kubectl, name), other) in sides.into_iter().zip(["west", "east"]) {
+        kubectl.wait_condition(name, &format!("mirrorlink/{other}"), "Ready", "True")?;
+    }
+    Ok(())
 }
 
 /// No Secret of one region holds anything that opens the other's API server.

@@ -45,6 +45,8 @@ pub struct Context {
     pub clusters: std::sync::OnceLock<kube::runtime::reflector::Store<crate::crd::BrokerCluster>>,
     /// The way to the brokers of each cluster, by namespace and name, as found a moment ago.
     pub(crate) reached: Mutex<HashMap<(String, String), Arc<crate::region::Reach>>>,
+    /// When a joined region was last asked, by uid of the MirrorLink.
+    pub(crate) asked: Mutex<HashMap<String, tokio::time::Instant>>,
     recorder: Recorder,
     /// Versions that our own writes made: older ones are not judged.
     pub(crate) written: Mutex<HashMap<String, u64>>,
@@ -92,6 +94,7 @@ impl Context {
             topics: std::sync::OnceLock::new(),
             clusters: std::sync::OnceLock::new(),
             reached: Mutex::default(),
+            asked: Mutex::default(),
             recorder: Recorder::new(client.clone(), reporter),
             client,
             config,
@@ -274,6 +277,7 @@ impl Context {
     /// An object is gone.
     pub fn forget(&self, uid: &str) {
         self.written.lock().remove(uid);
+        self.asked.lock().remove(uid);
     }
 
     pub(crate) fn count(&self, verb: &str, kind: &str) {

@@ -178,7 +178,9 @@ async fn attempt<K: Kind>(
     match &result {
         Ok(_) => {}
         Err(Failure::NotLeader) => debug!(controller = name, object = shown, "not the leader any more"),
-        Err(failure) if failure.is_conflict() => debug!(controller = name, object = shown, "{failure}"),
+        Err(failure) if failure.is_conflict() || failure.is_of_a_namespace_that_goes() => {
+            debug!(controller = name, object = shown, "{failure}");
+        }
         Err(failure) => {
             let help = "Reconciliations that failed.";
             metrics.counter("sealane_operator_failures_total", help, &[("controller", name)]).inc();

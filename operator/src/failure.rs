@@ -47,6 +47,14 @@ impl Failure {
         self.code() == Some(403)
     }
 
+    /// Nothing can be made in a namespace that goes.
+    pub fn is_of_a_namespace_that_goes(&self) -> bool {
+        let Failure::Kube(error) = self else { return false };
+        let kube::Error::Api(status) = &**error else { return false };
+        let causes = status.details.iter().flat_map(|details| &details.causes);
+        status.code == 403 && causes.into_iter().any(|cause| cause.reason == "NamespaceTerminating")
+    }
+
     /// Too many at a time: of requests, or of pods that a budget keeps.
     pub fn is_refused_for_now(&self) -> bool {
         self.code() == Some(429)

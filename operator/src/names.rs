@@ -14,6 +14,8 @@ pub const COMPONENT: &str = "app.kubernetes.io/component";
 pub const CLUSTER: &str = "sealane.io/cluster";
 /// Name of the BrokerPool.
 pub const POOL: &str = "sealane.io/pool";
+/// Name of the pod that an object is for.
+pub const POD: &str = "sealane.io/pod";
 /// KIND.NAME of the object that an object was made for; what an orphan is adopted by.
 pub const OWNER: &str = "sealane.io/owner";
 
@@ -23,6 +25,10 @@ pub const APPLIED: &str = "sealane.io/applied";
 pub const PAUSED: &str = "sealane.io/paused";
 /// On a BrokerCluster: a word; every new one has all certificates of services made anew.
 pub const ROTATE: &str = "sealane.io/rotate-certificates";
+/// On a BrokerCluster: a word; every new one has the authority of the region replaced. On the authority's Secret: the last.
+pub const ROTATE_AUTHORITY: &str = "sealane.io/rotate-authority";
+/// On the Secret of an authority: since when it stands as it does.
+pub const AUTHORITY_SINCE: &str = "sealane.io/authority-since";
 /// On a BrokerCluster with update policy Plan: the status.planId that a person agrees to.
 pub const APPROVED: &str = "sealane.io/approved";
 /// On a pool's StatefulSet: POD=ID of brokers that the operator empties, with commas between.

@@ -3,6 +3,7 @@
 
 use std::collections::BTreeMap;
 
+use jiff::Timestamp;
 use k8s_openapi::ByteString;
 use k8s_openapi::api::core::v1::{ConfigMap, Secret};
 use kube::api::ObjectMeta;
@@ -16,12 +17,14 @@ use rustls_pki_types::pem::PemObject as _;
 use time::{Duration, OffsetDateTime};
 use x509_parser::prelude::{FromDer as _, GeneralName, ParsedExtension, X509Certificate};
 
+use super::authority::{Heard, Held};
 use crate::apply::{Claim, Owner};
 use crate::context::Context;
 use crate::crd::{CertificateStatus, Certificates};
 use crate::failure::Failure;
 use crate::join::Fingerprint;
-use crate::names::ROTATE;
+use crate::link::{Peer, mark};
+use crate::names::{ROTATE, ROTATE_AUTHORITY};
 use crate::region::{Pair, Region};
 
 /// A certificate that a service needs.
@@ -33,38 +36,29 @@ pub struct Wanted {
     pub hosts: Vec<String>,
 }
 
-/// Brings the Secrets and the trust of a cluster to what they must be; what a status says of them.
+/// Brings the Secrets and the trust of a cluster to what they must be; what a status says of them, and of an authority that is
+/// being replaced.
 pub async fn bring(
     cx: &Context,
     region: &Region,
     owner: &Owner,
     wanted: &[Wanted],
-) -> Result<Vec<CertificateStatus>, Failure> {
+) -> Result<(Vec<CertificateStatus>, Option<&'static str>), Failure> {
     let names = &region.names;
     let settings = &region.cluster.spec.certificates;
     let word = region.cluster.annotations().get(ROTATE).cloned().unwrap_or_default();
-    let there = cx.api::<Secret>(&names.namespace).get_opt(&names.authority()).await?;
-    if let Some(there) = &there
-        && let Claim::Foreign(why) = owner.claim(&there.metadata)
-    {
-        return Err(Failure::Foreign { kind: "Secret".to_owned(), name: names.authority(), why });
-    }
-    let authority = match region.authority(cx).await {
-        Ok(pair) => pair,
-        // An authority that is there but unreadable must not be replaced: everything trusts it.
-        Err(Failure::DataPlane(_)) if there.is_none() => {
-            authority(&format!("{}/{}", names.namespace, names.cluster), settings).map_err(invalid)?
-        }
-        Err(other) => return Err(other),
-    };
-    cx.apply(owner, &secret(region, &names.authority(), &authority, &authority.certificate, "")).await?;
+    let (held, says) = hold(cx, region, owner).await?;
+    let (authority, trusted) = (held.signer.clone(), held.trusted());
+    let mut kept = secret(region, &names.authority(), &authority, &trusted, "");
+    held.write(&mut kept);
+    cx.apply(owner, &kept).await?;
     let trust = ConfigMap {
         metadata: ObjectMeta {
             name: Some(names.trust()),
             labels: Some(names.labels("certificates")),
             ..ObjectMeta::default()
         },
-        data: Some([("ca.crt".to_owned(), authority.certificate.clone())].into()),
+        data: Some([("ca.crt".to_owned(), trusted.clone())].into()),
         ..ConfigMap::default()
     };
     cx.apply(owner, &trust).await?;
@@ -84,9 +78,32 @@ pub async fn bring(
             None => leaf(&authority, wanted, settings).map_err(invalid)?,
         };
         told.extend(status_of(&name, &pair));
-        cx.apply(owner, &secret(region, &name, &pair, &authority.certificate, &word)).await?;
+        cx.apply(owner, &secret(region, &name, &pair, &trusted, &word)).await?;
     }
-    Ok(told)
+    Ok((told, says))
+}
+
+/// The authority as it shall be held from now on, and what a person is told of it.
+async fn hold(cx: &Context, region: &Region, owner: &Owner) -> Result<(Held, Option<&'static str>), Failure> {
+    let names = &region.names;
+    let settings = &region.cluster.spec.certificates;
+    let word = region.cluster.annotations().get(ROTATE_AUTHORITY).cloned().unwrap_or_default();
+    let make = || authority(&format!("{}/{}", names.namespace, names.cluster), settings);
+    let Some(there) = cx.api::<Secret>(&names.namespace).get_opt(&names.authority()).await? else {
+        return Ok((Held::new(make().map_err(invalid)?, &word), None));
+    };
+    if let Claim::Foreign(why) = owner.claim(&there.metadata) {
+        return Err(Failure::Foreign { kind: "Secret".to_owned(), name: names.authority(), why });
+    }
+    // An authority that is there but unreadable must not be replaced: everything trusts it.
+    let unreadable = || Failure::DataPlane(format!("Secret {} holds no certificate", names.authority()));
+    let held = Held::of(&there).ok_or_else(unreadable)?;
+    let peers = Peer::all(cx, &names.namespace, &names.cluster).await?;
+    let mark = mark(&held.trusted()).map_err(Failure::Invalid)?;
+    let heard = Heard { peers: peers.iter().all(|peer| peer.knows == mark), now: Timestamp::now() };
+    let held = held.advanced(&word, settings, heard, make).map_err(invalid)?.unwrap_or(held);
+    let says = held.says(heard);
+    Ok((held, says))
 }
 
 fn secret(region: &Region, name: &str, pair: &Pair, authority: &str, word: &str) -> Secret {
@@ -117,12 +134,12 @@ fn secret(region: &Region, name: &str, pair: &Pair, authority: &str, word: &str)
     }
 }
 
-fn pair_of(secret: &Secret) -> Option<Pair> {
+pub(super) fn pair_of(secret: &Secret) -> Option<Pair> {
     let text = |key: &str| String::from_utf8(secret.data.as_ref()?.get(key)?.0.clone()).ok();
     Some(Pair { certificate: text("tls.crt")?, key: text("tls.key")? })
 }
 
-fn authority(of: &str, settings: &Certificates) -> Result<Pair, rcgen::Error> {
+pub(super) fn authority(of: &str, settings: &Certificates) -> Result<Pair, rcgen::Error> {
     let mut params = CertificateParams::default();
     // Distinct for each, so that two clusters of one name are never mistaken for one another.
     let serial = OffsetDateTime::now_utc().unix_timestamp_nanos() / 1000;
@@ -190,6 +207,14 @@ fn why_not(
     }
     let held = alternative_names(&certificate);
     wanted.names().iter().any(|name| !held.contains(name)).then_some("names")
+}
+
+/// Authorities live ten times as long as what they sign, and are replaced ten times as long before their end.
+pub(super) fn is_old_authority(authority: &Pair, settings: &Certificates) -> bool {
+    let Ok(der) = CertificateDer::from_pem_slice(authority.certificate.as_bytes()) else { return false };
+    let Ok((_, certificate)) = X509Certificate::from_der(&der) else { return false };
+    let before = Duration::days(10 * i64::from(settings.renew_before_days));
+    certificate.validity().not_after.timestamp() <= (OffsetDateTime::now_utc() + before).unix_timestamp()
 }
 
 fn alternative_names(certificate: &X509Certificate<'_>) -> Vec<String> {

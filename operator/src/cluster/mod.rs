@@ -4,6 +4,7 @@
 //! `brokers` asks the data plane, `roll` says which pod may go next (pure), `told` what statuses say. This file observes,
 //! applies in an order in which nothing waits for what comes later, and takes the steps. Volumes are never deleted here.
 
+mod authority;
 mod brokers;
 mod certificates;
 mod config;
@@ -21,7 +22,7 @@ use control::v1;
 use futures_util::FutureExt as _;
 use futures_util::future::BoxFuture;
 use k8s_openapi::api::apps::v1::StatefulSet;
-use k8s_openapi::api::core::v1::{Pod, Secret, Service};
+use k8s_openapi::api::core::v1::{PersistentVolumeClaim, Pod, Secret, Service};
 use kube::ResourceExt as _;
 use kube::api::ListParams;
 use kube::runtime::events::EventType;
@@ -31,7 +32,7 @@ use crate::apply::{Owner, digest};
 use crate::conditions::{Verdict, after, is_true};
 use crate::context::{Context, is_paused};
 use crate::controller::{Again, Reconciled, Wakes, primary, run, secondary};
-use crate::crd::{BrokerCluster, BrokerClusterStatus, BrokerPool, MetadataType, UpdatePolicy};
+use crate::crd::{BrokerCluster, BrokerClusterStatus, BrokerPool, MetadataType, StorageType, UpdatePolicy};
 use crate::failure::Failure;
 use crate::names::{APPROVED, CLUSTER, COMPONENT};
 use crate::region::Region;
@@ -89,10 +90,12 @@ fn reconcile(cx: Arc<Context>, cluster: Arc<BrokerCluster>) -> BoxFuture<'static
         status.conditions = after(&status.conditions, &verdicts, cluster.metadata.generation);
         let at_rest = ["Ready", "DataSafe"].iter().all(|type_| is_true(&status.conditions, type_));
         cx.status(&*cluster, cluster.status.as_ref(), &status).await?;
-        Ok(match (status.plan.is_empty(), at_rest) {
-            (false, _) => Again(ON_ITS_WAY),
-            (true, false) => Again(NOT_READY),
-            (true, true) => again,
+        let is = |reason: &str| status.conditions.iter().any(|condition| condition.reason == reason);
+        let on_its_way = !status.plan.is_empty() && !is(told::WAITING);
+        Ok(match (on_its_way, at_rest && !is("Rotating")) {
+            (true, _) => Again(ON_ITS_WAY),
+            (false, false) => Again(NOT_READY),
+            (false, true) => again,
         })
     }
     .boxed()
@@ -143,12 +146,17 @@ async fn bring(
     let seen = Seen::look(cx, &region, &pools).await?;
     let mut decision = seen.decide(&region, &pools, status);
     let standing = |pool: &BrokerPool| standing(pool, &decision);
+    volumes(cx, &region, &pools).await?;
     let names: Vec<String> =
         pools.iter().flat_map(|pool| plan::pods(pool, standing(pool).replicas)).collect();
     let reached = outside::find(cx, &region, &owner, &names, &seen.pods).await?;
     let wanted = plan::certificates(&region, &reached.hosts);
-    status.certificates = certificates::bring(cx, &region, &owner, &wanted).await?;
-    verdicts.push(Verdict::yes("CertificatesValid", "Valid", ""));
+    let (made, rotating) = certificates::bring(cx, &region, &owner, &wanted).await?;
+    status.certificates = made;
+    verdicts.push(match rotating {
+        Some(text) => Verdict::yes("CertificatesValid", "Rotating", text),
+        None => Verdict::yes("CertificatesValid", "Valid", ""),
+    });
 
     let mut progressing = false;
     for pool in pools.iter().filter(|pool| !is_paused(*pool)) {
@@ -301,6 +309,23 @@ async fn drain(cx: &Context, region: &Region, broker: i32, drain: bool) -> Resul
         false => ("BrokerBack", format!("broker {broker} is not kept empty any more")),
     };
     cx.event(&region.cluster, EventType::Normal, reason, &format!("Drain {broker}"), note).await;
+    Ok(())
+}
+
+/// A StatefulSet takes a volume of the right name whoever made it, with whatever is on it: so it is looked at before.
+async fn volumes(cx: &Context, region: &Region, pools: &[BrokerPool]) -> Result<(), Failure> {
+    if region.cluster.spec.storage.type_ != StorageType::Disk {
+        return Ok(());
+    }
+    let claims = cx.api::<PersistentVolumeClaim>(&region.names.namespace);
+    for pod in pools.iter().flat_map(|pool| plan::pods(pool, pool.spec.replicas)) {
+        let name = format!("data-{pod}");
+        let Some(found) = claims.get_opt(&name).await? else { continue };
+        if found.labels().get(CLUSTER) != Some(&region.names.cluster) {
+            let why = format!("was not made for BrokerCluster {}", region.names.cluster);
+            return Err(Failure::Foreign { kind: "PersistentVolumeClaim".to_owned(), name, why });
+        }
+    }
     Ok(())
 }
 

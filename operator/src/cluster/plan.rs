@@ -15,7 +15,9 @@ use super::roll::pod_of;
 use crate::apply::{digest, typed};
 use crate::crd::{BrokerPool, Listener, ListenerType, MetadataType, PullPolicy, PvcRetention, StorageType};
 use crate::failure::Failure;
-use crate::names::{CLUSTER, COMPONENT, CONFIG_HASH, CONTROL_PORT, EMPTIED, HTTP_PORT, INTERNAL_PORT, POOL};
+use crate::names::{
+    CLUSTER, COMPONENT, CONFIG_HASH, CONTROL_PORT, EMPTIED, HTTP_PORT, INTERNAL_PORT, POD, POOL,
+};
 use crate::region::Region;
 
 /// What stands before any pod: names, accounts, Services.
@@ -69,8 +71,10 @@ pub fn ground(region: &Region) -> Result<Ground, Failure> {
 /// The Service of one broker for a listener that leaves the cluster, where there are several brokers.
 pub fn of_one(region: &Region, pod: &str, listener: &Listener) -> Result<Service, Failure> {
     let kind = if listener.type_ == ListenerType::NodePort { "NodePort" } else { "LoadBalancer" };
+    let mut labels = region.names.labels("broker");
+    labels.insert(POD.to_owned(), pod.to_owned());
     typed(json!({
-        "metadata": { "name": region.names.of_pod(pod, &listener.name), "labels": region.names.labels("broker") },
+        "metadata": { "name": region.names.of_pod(pod, &listener.name), "labels": labels },
         "spec": {
             "type": kind,
             "selector": { "statefulset.kubernetes.io/pod-name": pod },

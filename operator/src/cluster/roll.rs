@@ -95,6 +95,8 @@ pub struct Decision {
     pub steps: Vec<Step>,
     /// What is to be done and why it is not done yet, a line each.
     pub plan: Vec<String>,
+    /// Something waits for a person.
+    pub waits: bool,
 }
 
 pub fn decide(scene: &Scene<'_>) -> Decision {
@@ -309,6 +311,8 @@ impl Scene<'_> {
                 _ if broker.ready && shrinks => Some("a pool becomes smaller first".to_owned()),
                 _ => self.why_not(broker),
             };
+            decision.waits |= self.policy == UpdatePolicy::OnDelete
+                || (self.policy == UpdatePolicy::Plan && !self.approved);
             match refused {
                 Some(why) => decision.plan.push(format!("pod {pod} is to be restarted: {why}")),
                 None => {

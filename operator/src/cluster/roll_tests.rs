@@ -219,9 +219,24 @@ struct Model {
     /// Owner, or none; and whether he serves it.
     partitions: Vec<(Option<i32>, bool)>,
     draining: BTreeSet<i32>,
+    /// Nobody is asked: every broker is taken to serve nothing, and the cluster to be whole.
+    careless: bool,
 }
 
 impl Model {
+    fn new(begin: i32, wanted: i32, outdated: &[bool]) -> Model {
+        let pods = (0..begin).map(|place| (place, (place + 1, true, outdated[place as usize]))).collect();
+        Model {
+            wanted,
+            current: begin,
+            emptied: BTreeMap::new(),
+            pods,
+            partitions: (0..7).map(|number| (Some(number % begin + 1), true)).collect(),
+            draining: BTreeSet::new(),
+            careless: false,
+        }
+    }
+
     fn alive(&self) -> Vec<i32> {
         self.pods.values().filter(|pod| pod.1).map(|pod| pod.0).collect()
     }
@@ -296,7 +311,13 @@ impl Model {
             current: Some(self.current),
             emptied: self.emptied.clone(),
         }];
-        let brokers = self.brokers();
+        let mut brokers = self.brokers();
+        if self.careless {
+            all_say(&mut brokers, |answer| {
+                answer.unowned = 0;
+                answer.brokers.values_mut().for_each(|held| *held = Held::default());
+            });
+        }
         let decision = decide(&scene(&pools, &brokers));
         let replicas = decision.replicas["p"];
         assert!(replicas >= self.current - 1, "one at a time");
@@ -330,6 +351,21 @@ impl Model {
     }
 }
 
+#[test]
+fn twin_that_does_not_ask_what_brokers_hold_hurts_somebody() {
+    let hurt = |seed: u32| {
+        let outdated: Vec<bool> = (0..5).map(|bit| seed >> bit & 1 == 1).collect();
+        let mut model = Model::new(4, 2 + (seed % 3) as i32, &outdated);
+        model.careless = true;
+        (0..60u32).for_each(|round| {
+            model.happen(seed.wrapping_add(round).wrapping_mul(2_654_435_761) >> 7);
+            model.act();
+        });
+    };
+    let count = (0..64).filter(|seed| std::panic::catch_unwind(|| hurt(*seed)).is_err()).count();
+    assert!(count > 32, "only {count} of 64 clusters were hurt");
+}
+
 proptest! {
     #[test]
     fn whatever_happens_nobody_goes_who_is_needed_and_in_the_end_all_is_as_it_was_asked(
@@ -338,11 +374,7 @@ proptest! {
         outdated in prop::collection::vec(any::<bool>(), 5),
         dice in prop::collection::vec((any::<u32>(), any::<bool>()), 0..120),
     ) {
-        let pods = (0..begin).map(|place| (place, (place + 1, true, outdated[place as usize]))).collect();
-        let partitions = (0..7).map(|number| (Some(number % begin + 1), true)).collect();
-        let mut model = Model {
-            wanted, current: begin, emptied: BTreeMap::new(), pods, partitions, draining: BTreeSet::new(),
-        };
+        let mut model = Model::new(begin, wanted, &outdated);
         for (dice, acts) in dice {
             model.happen(dice);
             if acts {

@@ -52,7 +52,8 @@ pub async fn pool(
     let settled = known
         && emptied.is_none()
         && (status.replicas, status.ready_replicas) == (wanted, wanted)
-        && own.iter().all(|pod| of(pod).is_some_and(|broker| !broker.outdated && !broker.going));
+        // What waits for a person is not on its way.
+        && own.iter().all(|pod| of(pod).is_some_and(|broker| (!broker.outdated || decision.waits) && !broker.going));
     let text = format!("{} of {wanted} brokers are ready", status.ready_replicas);
     let verdicts = match (settled, pods::trouble(&own)) {
         (true, _) => [Verdict::yes("Ready", "Serving", text), Verdict::no("Progressing", "Settled", "")],
@@ -89,6 +90,7 @@ pub fn verdicts(
     let way = plan.first().cloned().unwrap_or_else(|| brief.clone());
     let mut verdicts = vec![match progressing {
         true => Verdict::yes("Progressing", "Updating", way.clone()),
+        false if !plan.is_empty() => Verdict::yes("Progressing", WAITING, way.clone()),
         false => Verdict::no("Progressing", "Settled", ""),
     }];
     verdicts.push(match safety(brokers) {
@@ -129,4 +131,6 @@ fn count(length: usize) -> i32 {
     i32::try_from(length).unwrap_or(i32::MAX)
 }
 
+/// Of a plan that a person must approve, or carry out.
+pub const WAITING: &str = "WaitsForPerson";
 const ACTION_CHARS_MAX: usize = 128;

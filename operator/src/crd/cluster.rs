@@ -269,11 +269,16 @@ pub struct Certificates {
     #[serde(default = "thirty")]
     #[schemars(range(min = 0, max = 3649))]
     pub renew_before_days: i32,
+    /// Seconds within which every process has taken changed files: each step of the replacement of an authority
+    /// lasts so long.
+    #[serde(default = "five_minutes")]
+    #[schemars(range(min = 10, max = 86400))]
+    pub settle_seconds: i32,
 }
 
 impl Default for Certificates {
     fn default() -> Certificates {
-        Certificates { validity_days: 90, renew_before_days: 30 }
+        Certificates { validity_days: 90, renew_before_days: 30, settle_seconds: 300 }
     }
 }
 
@@ -471,6 +476,10 @@ fn one() -> i32 {
 
 fn thirty() -> i32 {
     30
+}
+
+fn five_minutes() -> i32 {
+    300
 }
 
 fn ninety() -> i32 {

@@ -22,24 +22,25 @@ pub enum JoinError {
     #[error("{address}: {reason}")]
     Unreachable { address: String, reason: String },
     /// Somebody else answers at that address, or the Secret is of another grant.
-    #[error("{address} shows no authority with the fingerprint {wanted}")]
-    WrongAuthority { address: String, wanted: Fingerprint },
+    #[error("{address} shows no authority with the fingerprint {}", shown(.wanted))]
+    WrongAuthority { address: String, wanted: Vec<Fingerprint> },
     #[error("{0:?} is no name of a door")]
     Name(String),
 }
 
-/// Asks the door `name` at `address` (HOST:PORT).
+/// Asks the door `name` at `address` (HOST:PORT), which must show one of these authorities.
 pub async fn ask(
     address: &str,
     name: &str,
-    wanted: Fingerprint,
+    wanted: &[Fingerprint],
     request: &Request,
 ) -> Result<Answer, JoinError> {
     let server_name = ServerName::try_from(name.to_owned()).map_err(|_| JoinError::Name(name.to_owned()))?;
     let unreachable = |reason: String| JoinError::Unreachable { address: address.to_owned(), reason };
     let converse = async {
         let stream = TcpStream::connect(address).await?;
-        let mut stream = TlsConnector::from(Arc::new(config(wanted))).connect(server_name, stream).await?;
+        let mut stream =
+            TlsConnector::from(Arc::new(config(wanted.to_vec()))).connect(server_name, stream).await?;
         write(&mut stream, request).await?;
         read::<Answer>(&mut stream).await
     };
@@ -47,13 +48,17 @@ pub async fn ask(
         Err(_) => Err(unreachable(format!("no answer within {} s", CONVERSATION.as_secs()))),
         Ok(Ok(answer)) => Ok(answer),
         Ok(Err(error)) if is_other_authority(&error) => {
-            Err(JoinError::WrongAuthority { address: address.to_owned(), wanted })
+            Err(JoinError::WrongAuthority { address: address.to_owned(), wanted: wanted.to_vec() })
         }
         Ok(Err(error)) => Err(unreachable(error.to_string())),
     }
 }
 
-fn config(wanted: Fingerprint) -> ClientConfig {
+fn shown(wanted: &[Fingerprint]) -> String {
+    wanted.iter().map(ToString::to_string).collect::<Vec<_>>().join(" or ")
+}
+
+fn config(wanted: Vec<Fingerprint>) -> ClientConfig {
     let provider = Arc::new(rustls::crypto::ring::default_provider());
     let verifier = Pinned { wanted, provider: provider.clone() };
     let mut config = ClientConfig::builder_with_provider(provider)
@@ -72,10 +77,10 @@ fn is_other_authority(error: &std::io::Error) -> bool {
     matches!(inner, Some(rustls::Error::InvalidCertificate(_)))
 }
 
-/// Trusts the one authority with this fingerprint, which the other side sends along; what it signed is checked as usual.
+/// Trusts an authority with one of these fingerprints, which the other side sends along; what it signed is checked as usual.
 #[derive(Debug)]
 struct Pinned {
-    wanted: Fingerprint,
+    wanted: Vec<Fingerprint>,
     provider: Arc<CryptoProvider>,
 }
 
@@ -89,8 +94,8 @@ impl ServerCertVerifier for Pinned {
         now: UnixTime,
     ) -> Result<ServerCertVerified, rustls::Error> {
         let unknown = || rustls::Error::InvalidCertificate(rustls::CertificateError::UnknownIssuer);
-        let authority =
-            intermediates.iter().find(|shown| Fingerprint::of(shown) == self.wanted).ok_or_else(unknown)?;
+        let mut known = intermediates.iter().filter(|shown| self.wanted.contains(&Fingerprint::of(shown)));
+        let authority = known.next().ok_or_else(unknown)?;
         let mut roots = RootCertStore::empty();
         roots.add(authority.clone().into_owned())?;
         let usual = WebPkiServerVerifier::builder_with_provider(Arc::new(roots), self.provider.clone())

@@ -46,6 +46,7 @@ async fn server(doors: Doors) -> String {
                 region: "east".to_owned(),
                 authorities: asked.request.region,
                 endpoint: "mirror:9096".to_owned(),
+                vouched: String::new(),
             };
             asked.answer.send(joined).expect("somebody waits");
         }
@@ -55,11 +56,13 @@ async fn server(doors: Doors) -> String {
 
 fn request() -> Request {
     Request {
-        version: 1,
+        version: 2,
         grant: "east/west".to_owned(),
         token: "t".to_owned(),
         region: "west".to_owned(),
         authorities: String::new(),
+        vouched: String::new(),
+        knows: String::new(),
     }
 }
 
@@ -71,20 +74,21 @@ async fn who_shows_the_authority_of_the_fingerprint_is_asked_and_nobody_else() {
     doors.open(&name, &right.chain, &right.key).expect("it is a certificate");
     let address = server(doors.clone()).await;
 
-    let answer = ask(&address, &name, right.fingerprint, &request()).await.expect("an answer");
+    let answer =
+        ask(&address, &name, &[other.fingerprint, right.fingerprint], &request()).await.expect("an answer");
     assert!(matches!(answer, Answer::Joined { region, .. } if region == "east"));
 
     // The fingerprint of another authority: nothing is said, the token least of all.
-    let error = ask(&address, &name, other.fingerprint, &request()).await.expect_err("it is another");
+    let error = ask(&address, &name, &[other.fingerprint], &request()).await.expect_err("it is another");
     assert!(matches!(error, JoinError::WrongAuthority { .. }), "{error}");
     // The right authority's certificate sent along by somebody who has not its key.
     let forged = format!("{}{}", first(&other.chain), last(&right.chain));
     doors.open(&name, &forged, &other.key).expect("it is a certificate");
-    let error = ask(&address, &name, right.fingerprint, &request()).await.expect_err("it is forged");
+    let error = ask(&address, &name, &[right.fingerprint], &request()).await.expect_err("it is forged");
     assert!(matches!(error, JoinError::WrongAuthority { .. }), "{error}");
 
     doors.close(&name);
-    let error = ask(&address, &name, right.fingerprint, &request()).await.expect_err("it is closed");
+    let error = ask(&address, &name, &[right.fingerprint], &request()).await.expect_err("it is closed");
     assert!(matches!(error, JoinError::Unreachable { .. }), "{error}");
 }
 
@@ -99,9 +103,9 @@ async fn what_is_no_question_is_refused_or_dropped_and_the_next_one_is_answered(
     stream.write_all(b"GET / HTTP/1.1\r\n\r\n").await.expect("it reads");
     let mut old = request();
     old.version = 0;
+    let wanted = [right.fingerprint];
     for question in [old, request()] {
-        let answer =
-            tokio::time::timeout(Duration::from_secs(60), ask(&address, &name, right.fingerprint, &question));
+        let answer = tokio::time::timeout(Duration::from_secs(60), ask(&address, &name, &wanted, &question));
         answer.await.expect("in time").expect("an answer");
     }
 }

@@ -7,7 +7,7 @@ use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _};
 #[derive(Clone, Debug, Deserialize, Eq, PartialEq, Serialize)]
 #[serde(deny_unknown_fields, rename_all = "camelCase")]
 pub struct Request {
-    /// 1.
+    /// 2; 1 has neither `vouched` nor `knows`.
     pub version: u32,
     /// NAMESPACE/NAME of the LinkGrant.
     pub grant: String,
@@ -16,6 +16,12 @@ pub struct Request {
     pub region: String,
     /// PEM of the authorities that sign its mirrors' certificates.
     pub authorities: String,
+    /// PEM: former authorities speak for new ones; see `link/vouching.rs`.
+    #[serde(default)]
+    pub vouched: String,
+    /// Mark of the accepting region's authorities that are known already; empty at first.
+    #[serde(default)]
+    pub knows: String,
 }
 
 /// What the accepting region says.
@@ -30,6 +36,9 @@ pub enum Answer {
         authorities: String,
         /// HOST:PORT of its mirrors, over UDP.
         endpoint: String,
+        /// As in the question.
+        #[serde(default)]
+        vouched: String,
     },
     Refused {
         reason: Refusal,

@@ -9,9 +9,12 @@ use futures_util::future::BoxFuture;
 use k8s_openapi::api::core::v1::Secret;
 use kube::ResourceExt as _;
 use kube::runtime::events::EventType;
+use rustls_pki_types::CertificateDer;
+use rustls_pki_types::pem::PemObject as _;
 
 use super::peers::{self, Peer};
-use super::token::Token;
+use super::token::{Token, mark};
+use super::vouching::believed;
 use super::{grant, said};
 use crate::apply::Owner;
 use crate::conditions::{Status, Verdict, after, is_true};
@@ -127,7 +130,8 @@ async fn join(cx: &Context, link: &MirrorLink, region: &Region) -> Result<Joined
         Err(why) => return Ok(Err(why)),
     };
     let by = Fingerprint::of(token.token.as_bytes()).to_string();
-    if known.is_some_and(|known| known.by == by) {
+    if let Some(known) = known.filter(|known| known.by == by) {
+        refresh(cx, link, region, &token, &known).await?;
         return Ok(Ok(format!("joined region {}", link.spec.peer)));
     }
     if token.region != link.spec.peer {
@@ -137,14 +141,8 @@ async fn join(cx: &Context, link: &MirrorLink, region: &Region) -> Result<Joined
     let Some(wanted) = Fingerprint::parse(&token.fingerprint) else {
         return Ok(Err(("TokenMalformed", format!("key fingerprint holds {:?}", token.fingerprint))));
     };
-    let request = Request {
-        version: 1,
-        grant: token.grant.clone(),
-        token: token.token.clone(),
-        region: region.cluster.spec.region.clone(),
-        authorities: region.authorities(cx).await?,
-    };
-    match ask(&token.join, &token.door, wanted, &request).await {
+    let request = question(cx, region, &token, String::new()).await?;
+    match ask(&token.join, &token.door, &[wanted], &request).await {
         Err(crate::join::JoinError::WrongAuthority { .. }) => {
             let text = format!(
                 "{} is not the region of the token: its authority has another fingerprint",
@@ -155,12 +153,73 @@ async fn join(cx: &Context, link: &MirrorLink, region: &Region) -> Result<Joined
         Err(error) => Ok(Err(("PeerUnreachable", error.to_string()))),
         Ok(Answer::Refused { reason: Refusal::NotReady, message }) => Ok(Err(("PeerNotReady", message))),
         Ok(Answer::Refused { reason, message }) => Ok(Err((reason.as_str(), message))),
-        Ok(Answer::Joined { region: peer, authorities, endpoint }) => {
-            let joined = Peer { region: peer, authorities, endpoint: Some(endpoint), by };
+        Ok(Answer::Joined { region: peer, authorities, endpoint, .. }) => {
+            let knows = mark(&request.authorities).unwrap_or_default();
+            let joined = Peer { region: peer, authorities, endpoint: Some(endpoint), by, knows };
             cx.apply(&Owner::of(link), &joined.secret(&name, &region.names.cluster)).await?;
             Ok(Ok(format!("joined region {}", link.spec.peer)))
         }
     }
+}
+
+/// What this region says of itself to the other; `knows` is what it knows of that one.
+async fn question(cx: &Context, region: &Region, token: &Token, knows: String) -> Result<Request, Failure> {
+    Ok(Request {
+        version: 2,
+        grant: token.grant.clone(),
+        token: token.token.clone(),
+        region: region.cluster.spec.region.clone(),
+        authorities: region.authorities(cx).await?,
+        vouched: region.vouched(cx).await?,
+        knows,
+    })
+}
+
+/// Tells a joined region of this one's authorities and hears of its own: now and then, and when there is news. What fails is
+/// tried again; who is linked stays linked meanwhile.
+async fn refresh(
+    cx: &Context,
+    link: &MirrorLink,
+    region: &Region,
+    token: &Token,
+    known: &Peer,
+) -> Result<(), Failure> {
+    let Ok(knows) = mark(&known.authorities) else { return Ok(()) };
+    let request = question(cx, region, token, knows).await?;
+    let news = mark(&request.authorities).is_ok_and(|own| own != known.knows);
+    let uid = link.uid().unwrap_or_default();
+    let due =
+        cx.asked.lock().get(&uid).is_none_or(|last| last.elapsed() >= if news { NEWS } else { NO_NEWS });
+    if !due {
+        return Ok(());
+    }
+    cx.asked.lock().insert(uid, tokio::time::Instant::now());
+    let wanted: Vec<Fingerprint> = CertificateDer::pem_slice_iter(known.authorities.as_bytes())
+        .filter_map(Result::ok)
+        .map(|der| Fingerprint::of(&der))
+        .collect();
+    match ask(&token.join, &token.door, &wanted, &request).await {
+        Ok(Answer::Joined { region: peer, authorities, endpoint, vouched })
+            if peer == known.region && believed(&known.authorities, &authorities, &vouched) =>
+        {
+            let own = mark(&request.authorities).unwrap_or_default();
+            let fresh = Peer { authorities, endpoint: Some(endpoint), knows: own, ..known.clone() };
+            if fresh != *known {
+                let name = peers::of_link(&link.name_any());
+                cx.apply(&Owner::of(link), &fresh.secret(&name, &region.names.cluster)).await?;
+                // What was learned is told at once: the other side waits for it.
+                cx.asked.lock().remove(&link.uid().unwrap_or_default());
+            }
+        }
+        Ok(Answer::Joined { .. }) => {
+            tracing::warn!(peer = known.region, "shows authorities for which none that is known has spoken");
+        }
+        Ok(Answer::Refused { message, .. }) => {
+            tracing::info!(peer = known.region, "not told of authorities: {message}")
+        }
+        Err(error) => tracing::debug!(peer = known.region, "not told of authorities: {error}"),
+    }
+    Ok(())
 }
 
 /// The token that the link names; none where the peer joins with one of ours.
@@ -223,5 +282,8 @@ async fn tell(cx: &Context, link: &MirrorLink, verdicts: &[Verdict]) {
     cx.event(link, kind, ready.reason, "Link", ready.message.clone()).await;
 }
 
+/// Between two questions to a joined region.
+const NEWS: Duration = Duration::from_secs(5);
+const NO_NEWS: Duration = Duration::from_secs(60);
 const LOOK: Duration = Duration::from_secs(10);
 const SOON: Duration = Duration::from_secs(3);

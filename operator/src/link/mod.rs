@@ -12,6 +12,7 @@ mod peers;
 mod redeem;
 mod said;
 pub mod token;
+pub mod vouching;
 
 use std::sync::Arc;
 
@@ -26,6 +27,8 @@ use crate::context::Context;
 use crate::controller::{Wakes, primary, run, secondary};
 use crate::crd::{BrokerCluster, LinkGrant, MirrorLink};
 use crate::names::{CLUSTER, COMPONENT};
+pub use peers::Peer;
+pub use token::mark;
 
 /// Starts the controllers of links, and the place where tokens are redeemed.
 pub fn start(cx: &Arc<Context>) {

@@ -24,15 +24,21 @@ pub struct Peer {
     pub endpoint: Option<String>,
     /// By what it is known that the same side asks again: the mark of its authorities (grant), or of the token (link).
     pub by: String,
+    /// [`mark`](super::token::mark) of the authorities of this region that the peer has said it knows.
+    pub knows: String,
 }
 
 impl Peer {
     /// The Secret `name` of `cluster`; whoever writes it adds its owner.
     pub fn secret(&self, name: &str, cluster: &str) -> Secret {
-        let mut data: BTreeMap<String, String> =
-            [("region", self.region.clone()), ("ca.crt", self.authorities.clone()), ("by", self.by.clone())]
-                .map(|(key, value)| (key.to_owned(), value))
-                .into();
+        let mut data: BTreeMap<String, String> = [
+            ("region", &self.region),
+            ("ca.crt", &self.authorities),
+            ("by", &self.by),
+            ("knows", &self.knows),
+        ]
+        .map(|(key, value)| (key.to_owned(), value.clone()))
+        .into();
         data.extend(self.endpoint.clone().map(|endpoint| ("endpoint".to_owned(), endpoint)));
         let labels = [(CLUSTER, cluster), (COMPONENT, "peer"), (PART_OF, "sealane")];
         let labels = labels.map(|(key, value)| (key.to_owned(), value.to_owned()));
@@ -58,6 +64,7 @@ impl Peer {
             authorities: text("ca.crt")?,
             endpoint: text("endpoint"),
             by: text("by")?,
+            knows: text("knows").unwrap_or_default(),
         })
     }
 

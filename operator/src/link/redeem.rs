@@ -66,12 +66,12 @@ async fn decide(cx: &Context, request: &Request) -> Result<Answer, Failure> {
         token: &issued.token,
         peer: &object.spec.peer,
         expires: issued.expires,
-        taken_by: taken.as_ref().map(|peer| peer.by.as_str()),
+        taken_by: taken.as_ref().map(|peer| (peer.by.as_str(), peer.authorities.as_str())),
     };
     let by = match judge(&known, request, Timestamp::now()) {
         Judgement::Refuse(reason, text) => return Ok(refuse(reason, &text)),
         Judgement::Again => None,
-        Judgement::Take { by } => Some(by),
+        Judgement::Take { by } | Judgement::Renew { by } => Some(by),
     };
     let Some(region) = Region::find(cx, namespace, &object.spec.cluster_ref.name).await? else {
         return Ok(refuse(Refusal::NotReady, "the region's BrokerCluster is not there"));
@@ -85,18 +85,41 @@ async fn decide(cx: &Context, request: &Request) -> Result<Answer, Failure> {
         Ok(endpoint) => endpoint,
         Err(why) => return Ok(refuse(Refusal::NotReady, &why)),
     };
-    if let Some(by) = by {
-        let peer = Peer {
-            region: request.region.clone(),
-            authorities: request.authorities.clone(),
-            endpoint: None,
-            by,
-        };
-        if !take(cx, &object, &peer.secret(&secret, &region.names.cluster)).await? {
-            return Ok(refuse(Refusal::TokenUsed, "the token was used before; ask for another grant"));
-        }
+    let by = by.or_else(|| taken.as_ref().map(|peer| peer.by.clone())).unwrap_or_default();
+    let peer = Peer {
+        region: request.region.clone(),
+        authorities: request.authorities.clone(),
+        endpoint: None,
+        by,
+        knows: request.knows.clone(),
+    };
+    let kept = match &taken {
+        None => take(cx, &object, &peer.secret(&secret, &region.names.cluster)).await?,
+        Some(known) => *known == peer || renew(cx, namespace, &secret, known, &peer).await?,
+    };
+    if !kept {
+        return Ok(refuse(Refusal::TokenUsed, "the token was used before; ask for another grant"));
     }
-    Ok(Answer::Joined { region: region.cluster.spec.region.clone(), authorities, endpoint })
+    let vouched = region.vouched(cx).await?;
+    Ok(Answer::Joined { region: region.cluster.spec.region.clone(), authorities, endpoint, vouched })
+}
+
+/// Writes what a peer says by now over what was known of it; false where that is not so any more.
+async fn renew(
+    cx: &Context,
+    namespace: &str,
+    name: &str,
+    known: &Peer,
+    peer: &Peer,
+) -> Result<bool, Failure> {
+    let Some(there) = cx.api::<Secret>(namespace).get_opt(name).await? else { return Ok(false) };
+    if Peer::of(&there).as_ref() != Some(known) {
+        return Ok(false);
+    }
+    let data = serde_json::to_value(peer.secret(name, "").data)
+        .map_err(|error| Failure::Invalid(error.to_string()))?;
+    cx.merge(&there, serde_json::json!({ "data": data })).await?;
+    Ok(true)
 }
 
 /// Creates the Secret; false where it is there.

@@ -8,6 +8,7 @@ use ring::rand::{SecureRandom as _, SystemRandom};
 use rustls_pki_types::CertificateDer;
 use rustls_pki_types::pem::PemObject as _;
 
+use super::vouching::believed;
 use crate::join::{Fingerprint, Refusal, Request};
 
 /// What a token's Secret holds: all that the joining region needs, and no credential of a Kubernetes.
@@ -81,8 +82,8 @@ pub struct Grant<'a> {
     pub token: &'a str,
     pub peer: &'a str,
     pub expires: Timestamp,
-    /// Who has taken it: [`mark`] of the authorities.
-    pub taken_by: Option<&'a str>,
+    /// Who has taken it: [`mark`] of the authorities, and they themselves in PEM.
+    pub taken_by: Option<(&'a str, &'a str)>,
 }
 
 /// What follows from a request.
@@ -94,14 +95,18 @@ pub enum Judgement {
     },
     /// The same region with the same authorities asks again: its first answer was lost on the way.
     Again,
+    /// The same region has other authorities by now, for which those that are known have spoken.
+    Renew {
+        by: String,
+    },
     Refuse(Refusal, String),
 }
 
 /// Judges a request for this grant. Who does not know the token learns nothing about the grant.
 pub fn judge(grant: &Grant<'_>, request: &Request, now: Timestamp) -> Judgement {
     let refuse = |reason, text: String| Judgement::Refuse(reason, text);
-    if request.version != 1 {
-        let text = format!("version {} is not understood; 1 is", request.version);
+    if ![1, 2].contains(&request.version) {
+        let text = format!("version {} is not understood; 1 and 2 are", request.version);
         return refuse(Refusal::Malformed, text);
     }
     // Compared by digest, so that the time it takes tells nothing about the token.
@@ -117,7 +122,10 @@ pub fn judge(grant: &Grant<'_>, request: &Request, now: Timestamp) -> Judgement 
         Err(text) => return refuse(Refusal::Malformed, text),
     };
     match grant.taken_by {
-        Some(taken) if taken == by => Judgement::Again,
+        Some((taken, _)) if taken == by => Judgement::Again,
+        Some((_, known)) if believed(known, &request.authorities, &request.vouched) => {
+            Judgement::Renew { by }
+        }
         Some(_) => refuse(Refusal::TokenUsed, "the token was used before; ask for another grant".to_owned()),
         None if now >= grant.expires => {
             let text = format!("the token expired at {}; ask for another grant", grant.expires);
@@ -165,6 +173,8 @@ mod tests {
             token: token.to_owned(),
             region: region.to_owned(),
             authorities: authorities.to_owned(),
+            vouched: String::new(),
+            knows: String::new(),
         }
     }
 
@@ -189,7 +199,7 @@ mod tests {
         assert_eq!(refused(judged(&request("secret", "north", &mine), 1)), Refusal::WrongPeer);
         assert_eq!(refused(judged(&request("secret", "west", "nothing"), 1)), Refusal::Malformed);
 
-        let taken = Grant { taken_by: Some(&by), ..grant };
+        let taken = Grant { taken_by: Some((&by, &mine)), ..grant };
         // Its own answer was lost: it gets it again, even if the time is over by now.
         assert_eq!(judge(&taken, &request("secret", "west", &mine), at(500)), Judgement::Again);
         assert_eq!(refused(judge(&taken, &request("secret", "west", &other), at(1))), Refusal::TokenUsed);
