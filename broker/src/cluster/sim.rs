@@ -500,10 +500,12 @@ impl World {
             tokio::time::sleep(Duration::from_millis(100)).await;
         }
         let pending = self.writers.iter().filter(|writer| writer.pending.is_some()).count();
+        let records = self.meta.list(super::objects::ASSIGNMENTS).await.map_err(|error| error.to_string())?;
+        let records: Vec<_> = records.iter().map(|item| String::from_utf8_lossy(&item.value)).collect();
         Err(format!(
-            "not everything heals: {pending} producers wait, {} lives, {} manifests",
-            self.remote.lives().map_err(|error| error.to_string())?.len(),
-            self.manifests().len()
+            "not everything heals: {pending} producers wait, lives {:?}, manifests {:?}, records {records:?}",
+            self.remote.lives().map_err(|error| error.to_string())?,
+            self.manifests()
         ))
     }
 

@@ -232,7 +232,7 @@ impl Inner {
         self.for_each(puts, |(path, tail)| self.put_object(&path, joined(&tail)))
     }
 
-    /// Several at a time; the first failure, after which no more are begun.
+    /// Each of them, whatever becomes of the others, several at a time; the first failure.
     fn for_each<T: Send>(
         &self,
         all: Vec<T>,
@@ -243,10 +243,9 @@ impl Inner {
         let failure = Mutex::new(None);
         let work = || {
             loop {
-                let Some(one) = all.lock().next().filter(|_| failure.lock().is_none()) else { return };
+                let Some(one) = all.lock().next() else { return };
                 if let Err(error) = each(one) {
                     failure.lock().get_or_insert(error);
-                    return;
                 }
             }
         };
@@ -296,6 +295,7 @@ impl Inner {
                 return Ok(());
             }
             MutexGuard::unlocked(core, || {
+                // All of them are begun, so all of them have to end.
                 self.for_each(writes, |write| {
                     let job = Job::Write(write);
                     let outcome = self.work_until_done(&job);

@@ -217,6 +217,24 @@ fn a_directory_is_handed_over_and_comes_back() {
 }
 
 #[test]
+fn a_release_of_which_an_object_fails_can_be_tried_again() {
+    let remote = Flaky::new(Memory::new(), 1, RemoteFaults::default());
+    // Without threads: a failure is told at once.
+    let options = Options { stepped: true, ..small() };
+    let from = Shared::open(Arc::new(remote.clone()), life(1), options).unwrap();
+    let dirs: Vec<StorePath> = (0..3).map(|at| path(&format!("t/p-{at}"))).collect();
+    let writers: Vec<_> = dirs.iter().map(|dir| from.create(&dir.join("0.log").unwrap()).unwrap()).collect();
+    for writer in &writers {
+        append(writer, &content(6_000, 1));
+        writer.sync().unwrap();
+    }
+    remote.set_down(true);
+    assert!(from.release(&[&dirs]).is_err(), "no object can be written");
+    remote.set_down(false);
+    from.release(&[&dirs]).unwrap();
+}
+
+#[test]
 fn directories_that_are_released_together_go_to_several_heirs_with_few_objects() {
     let remote = Memory::new();
     let open = |epoch| Shared::open(Arc::new(remote.clone()), life(epoch), small()).unwrap();
