@@ -61,7 +61,8 @@ impl Cache {
             arrived: Condvar::new(),
             bytes_max: options.cache_bytes,
             ahead_max: options.read_ahead_bytes_max,
-            pause: options.retry_after_max / 50,
+            // A simulation has no time to wait.
+            pause: if options.stepped { Duration::ZERO } else { options.retry_after_max / 50 },
         }
     }
 
