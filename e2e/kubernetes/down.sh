@@ -17,6 +17,8 @@ if [ -S "$D/ctd/c.sock" ]; then C="ctr -a $D/ctd/c.sock -n k8s.io"
   timeout 20 $C tasks ls -q 2>/dev/null | xargs -r -n1 -P4 timeout 10 $C tasks rm -f >/dev/null 2>&1
   timeout 20 $C containers ls -q 2>/dev/null | xargs -r -n1 -P4 timeout 10 $C containers rm >/dev/null 2>&1; fi
 for n in containerd kube-apiserver etcd; do stop $n; done
+for p in /proc/[0-9]*; do   # what containerd did not take along: a shim of this region and of no other
+  tr '\0' ' ' <"$p/cmdline" 2>/dev/null | grep -q -- "containerd-shim.* -address $D/ctd/c.sock" && kill -9 "${p#/proc/}" 2>/dev/null; done
 for _ in 1 2 3; do awk -v d="$D/" 'index($2,d)==1{print $2}' /proc/mounts | sort -r | xargs -r -n1 umount -l 2>/dev/null; done
 for f in /var/lib/cni/results/"$NS"-*; do   # network namespaces of pods outlive `ctr tasks rm`
   [ -e "$f" ] || continue

@@ -117,13 +117,7 @@ async fn bring(
     status: &mut BrokerClusterStatus,
 ) -> Result<Vec<Verdict>, Failure> {
     let mut region = Region::of(cx, cluster);
-    // Remembered, so that a later operator with another default restarts nothing.
-    let image = cluster
-        .spec
-        .image
-        .clone()
-        .or_else(|| status.image.clone())
-        .unwrap_or_else(|| cx.config.image.clone());
+    let image = image(cx, cluster, status);
     status.image = Some(image.clone());
     region.cluster.status = Some(status.clone());
     let pools = pools(cx, &region).await?;
@@ -182,6 +176,12 @@ async fn bring(
         status.cluster_id = info.ok().map(|info| info.into_inner().cluster_id);
     }
     Ok(verdicts)
+}
+
+/// What the brokers shall run. Remembered, so that a later operator with another default restarts nothing.
+fn image(cx: &Context, cluster: &BrokerCluster, status: &BrokerClusterStatus) -> String {
+    let told = cluster.spec.image.clone().or_else(|| status.image.clone());
+    told.unwrap_or_else(|| cx.config.image.clone())
 }
 
 /// What a decision makes of a pool.

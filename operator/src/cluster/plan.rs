@@ -236,11 +236,6 @@ fn pod(region: &Region, pool: &BrokerPool, image: &str) -> Value {
         || json!({ "requests": { "cpu": "50m", "memory": "128Mi" } }),
         |resources| json!(resources),
     );
-    // Where there are several nodes or zones, no one of them has most of the brokers.
-    let spread = ["kubernetes.io/hostname", "topology.kubernetes.io/zone"].map(|key| {
-        let brokers = json!({ "matchLabels": names.broker_selector() });
-        json!({ "maxSkew": 1, "topologyKey": key, "whenUnsatisfiable": "ScheduleAnyway", "labelSelector": brokers })
-    });
     json!({
         "serviceAccountName": names.account(),
         "automountServiceAccountToken": false,
@@ -248,7 +243,7 @@ fn pod(region: &Region, pool: &BrokerPool, image: &str) -> Value {
         "terminationGracePeriodSeconds": 45,
         "nodeSelector": pool.spec.node_selector,
         "tolerations": tolerations(region, pool),
-        "topologySpreadConstraints": spread,
+        "topologySpreadConstraints": spread(region),
         "securityContext": {
             "runAsNonRoot": true, "runAsUser": 65532, "runAsGroup": 65532, "fsGroup": 65532,
             "fsGroupChangePolicy": "OnRootMismatch", "seccompProfile": { "type": "RuntimeDefault" },
@@ -270,6 +265,14 @@ fn pod(region: &Region, pool: &BrokerPool, image: &str) -> Value {
             "volumeMounts": mounts,
         }],
         "volumes": volumes,
+    })
+}
+
+/// Where there are several nodes or zones, no one of them has most of the brokers.
+fn spread(region: &Region) -> [Value; 2] {
+    ["kubernetes.io/hostname", "topology.kubernetes.io/zone"].map(|key| {
+        let brokers = json!({ "matchLabels": region.names.broker_selector() });
+        json!({ "maxSkew": 1, "topologyKey": key, "whenUnsatisfiable": "ScheduleAnyway", "labelSelector": brokers })
     })
 }
 

@@ -1,4 +1,6 @@
 //! MirrorLink: redeems the token, sets what crosses, and tells how the link stands.
+//!
+//! Once joined, it asks the other region again now and then: so each hears of the other's new authorities.
 
 use std::sync::Arc;
 use std::time::Duration;
