@@ -345,6 +345,9 @@ impl Scene<'_> {
             return Some(format!("pod {silent} is ready and does not answer"));
         }
         let own = broker.answer.as_ref().map(|answer| answer.id);
+        // What it takes over itself cannot be waited for where it is not ready, nor where it may never be done: where this
+        // one alone is to be begun anew, its build may not read what another has written.
+        let hopeless = !broker.ready || self.brokers.iter().filter(|other| other.outdated).count() == 1;
         let mut ids = BTreeMap::new();
         for (other, answer) in self.answers().filter(|(other, _)| other.ready) {
             if let Some(twin) = ids.insert(answer.id, &other.pod) {
@@ -361,8 +364,7 @@ impl Scene<'_> {
                     other.pod
                 ));
             }
-            // What it takes over itself cannot be waited for where it is not ready.
-            let taking = answer.taking_over(own.filter(|_| !broker.ready));
+            let taking = answer.taking_over(own.filter(|_| hopeless));
             for (count, what) in [
                 (answer.unowned, "have no owner"),
                 (taking, "are being taken over"),

@@ -92,6 +92,18 @@ fn a_bad_image_stops_at_one_pod_and_that_pod_alone_is_begun_anew_when_it_is_mend
 }
 
 #[test]
+fn a_build_that_cannot_read_what_it_is_to_take_over_stops_the_roll_and_is_replaced_when_the_spec_is_mended() {
+    let pools = [pool(3, 3)];
+    let mut brokers = three();
+    all_say(&mut brokers, |answer| answer.brokers.extend([(3, Held { partitions: 4, taking_over: 2 })]));
+    (brokers[0].outdated, brokers[1].outdated) = (true, true);
+    assert_eq!(decide(&scene(&pools, &brokers)).steps, [], "the others stay as they are");
+    (brokers[0].outdated, brokers[1].outdated, brokers[2].outdated) = (false, false, true);
+    let step = Step::Restart { pod: "p-2".to_owned(), uid: "u2".to_owned(), down: false };
+    assert_eq!(decide(&scene(&pools, &brokers)).steps, [step]);
+}
+
+#[test]
 fn a_broker_is_remembered_then_emptied_and_removed_when_nothing_is_left() {
     let mut pools = [pool(2, 3)];
     let mut brokers = three();
@@ -335,7 +347,9 @@ impl Model {
             match step {
                 Step::Restart { pod, .. } => {
                     let at = place(&pod);
-                    let whole = self.partitions.iter().all(|p| p.0.is_some() && p.1);
+                    let only = self.pods.values().filter(|pod| pod.2).count() == 1;
+                    let own = |p: &(Option<i32>, bool)| only && p.0 == Some(self.pods[&at].0);
+                    let whole = self.partitions.iter().all(|p| (p.0.is_some() && p.1) || own(p));
                     let others = self.pods.iter().all(|(place, pod)| *place == at || pod.1);
                     let down = !self.pods[&at].1;
                     assert!(down || (whole && others), "{pod} was restarted at {self:?}");
