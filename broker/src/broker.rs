@@ -251,8 +251,9 @@ impl Broker {
         index: i32,
         settings: &Settings,
         under: (LeaderEpoch, Arc<dyn SegmentStore>),
+        must_exist: bool,
     ) -> Result<Arc<Partition>, OpenError> {
-        self.open(topic, topic_id, index, settings, under, false)
+        self.open(topic, topic_id, index, settings, under, must_exist)
     }
 
     fn open(

@@ -55,6 +55,14 @@ pub struct AssignmentObject {
     pub partitions: Vec<PartitionObject>,
 }
 
+impl AssignmentObject {
+    /// Whether heirs of a partition are to read the log of this life.
+    pub fn names(&self, index: i32, life: &str) -> bool {
+        let record = usize::try_from(index).ok().and_then(|index| self.partitions.get(index));
+        record.is_some_and(|record| record.lives.iter().any(|named| named == life))
+    }
+}
+
 /// Who owns one partition, and what is needed to take it over.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PartitionObject {

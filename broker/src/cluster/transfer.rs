@@ -115,57 +115,74 @@ impl Member {
                 }
             }
         }
-        let (broker, shared) = (self.broker.clone(), living.shared.clone());
+        let (broker, shared, life) = (self.broker.clone(), living.shared.clone(), living.life);
         let opened = waiting::blocking(move || {
             let (adopted, whole) = adopt_what_can_be(&shared, adopts);
             open.extend(adopted);
-            (open_all(&broker, &shared, open), whole)
+            (open_all(&broker, &shared, life, open), whole)
         });
         let Some((opened, whole)) = opened.await else { return Ok(false) };
         all &= whole;
         let (by_topic, whole) = by_topic(&living.shared, opened);
         all &= whole;
-        let life = living.life.to_string();
         let mut failed = None;
         for (topic, partitions) in by_topic {
-            let wanted: Vec<_> = partitions.iter().map(|open| (open.index.0, open.epoch)).collect();
-            let taken = |_: i32, record: &mut PartitionObject| {
-                record.lives = vec![life.clone()];
-                record.manifest = None;
-                record.taken = true;
-            };
-            let recorded = self.record(living, topic, &wanted, taken).await;
-            let (recorded, object) = match recorded {
-                Ok(recorded) => recorded,
-                Err(error) => {
-                    // It may be on record all the same: it stays in the log, and is opened again when that is known.
-                    partitions.iter().for_each(|open| open.close());
-                    failed = failed.or(Some(error));
-                    continue;
-                }
-            };
-            if let Some(first) = partitions.first() {
-                let (topic, count) = (&first.topic, recorded.len());
-                tracing::info!(%topic, partitions = count, "partitions are taken over and served here");
+            if let Err(error) = self.take_possession(living, topic, partitions, &named).await {
+                failed = failed.or(Some(error));
             }
-            let mut read = BTreeSet::new();
-            for open in partitions {
-                match recorded.contains(&open.index.0) {
-                    true => {
-                        read.extend(named.remove(&(topic, open.index.0)));
-                        self.serve_opened(living, open).await;
-                    }
-                    false => {
-                        open.close();
-                        let (shared, dir) = (living.shared.clone(), open.directory().clone());
-                        let _ = waiting::blocking(move || shared.disown(&dir)).await;
-                    }
-                }
-            }
-            read.retain(|name| object.as_ref().is_none_or(|object| !manifest::is_named(object, name)));
-            remove_manifests(&self.stores.remote, read);
         }
         failed.map_or(Ok(all), Err)
+    }
+
+    /// Records partitions of one topic that were read and opened, and serves those that are this life's now.
+    async fn take_possession(
+        &self,
+        living: &mut Living,
+        topic: TopicId,
+        partitions: Vec<Arc<Partition>>,
+        named: &HashMap<(TopicId, i32), String>,
+    ) -> Result<(), MetaError> {
+        let life = living.life.to_string();
+        let wanted: Vec<_> = partitions.iter().map(|open| (open.index.0, open.epoch)).collect();
+        let taken = |_: i32, record: &mut PartitionObject| {
+            record.lives = vec![life.clone()];
+            record.manifest = None;
+            record.taken = true;
+        };
+        let (recorded, object) = match self.record(living, topic, &wanted, taken).await {
+            Ok(recorded) => recorded,
+            Err(error) => {
+                // It may be on record all the same: it stays in the log, and is opened again when that is known.
+                partitions.iter().for_each(|open| open.close());
+                return Err(error);
+            }
+        };
+        if let Some(first) = partitions.first() {
+            let (topic, count) = (&first.topic, recorded.len());
+            tracing::info!(%topic, partitions = count, "partitions are taken over and served here");
+        }
+        let mut read = BTreeSet::new();
+        for open in partitions {
+            match recorded.contains(&open.index.0) {
+                true => {
+                    read.extend(named.get(&(topic, open.index.0)).cloned());
+                    self.serve_opened(living, open).await;
+                }
+                false => {
+                    open.close();
+                    // An answer that was lost, and a later change: the heir of this life reads its log.
+                    if object.as_ref().is_some_and(|object| object.names(open.index.0, &life)) {
+                        living.bequeathed.insert((topic, open.index.0), open);
+                        continue;
+                    }
+                    let (shared, dir) = (living.shared.clone(), open.directory().clone());
+                    let _ = waiting::blocking(move || shared.disown(&dir)).await;
+                }
+            }
+        }
+        read.retain(|name| object.as_ref().is_none_or(|object| !manifest::is_named(object, name)));
+        remove_manifests(&self.stores.remote, read);
+        Ok(())
     }
 
     /// It is on record as this life's: whatever it was read from is needed no longer.
@@ -352,7 +369,12 @@ fn adoption(life: Life, taking: &Taking, manifests: &Manifests) -> Result<Option
 fn adopt_what_can_be(shared: &Shared, adopts: Vec<(Inheritance, Taking)>) -> (Vec<Taking>, bool) {
     let all: Vec<Inheritance> = adopts.iter().map(|(adopt, _)| adopt.clone()).collect();
     match shared.adopt(&all) {
-        Ok(_) => return (adopts.into_iter().map(|(_, taking)| taking).collect(), true),
+        Ok(found) => {
+            for (adopt, from) in all.iter().zip(found) {
+                tracing::debug!(partition = %adopt.dir, lives = ?adopt.lives, ?from, "a partition is read");
+            }
+            return (adopts.into_iter().map(|(_, taking)| taking).collect(), true);
+        }
         Err(error) if error.is_retryable() || error.ends_writer() => {
             tracing::warn!(%error, "partitions of a former owner cannot be taken over yet");
             return (Vec::new(), false);
@@ -412,13 +434,15 @@ fn remove_manifests(remote: &Arc<dyn Remote>, names: BTreeSet<String>) {
 fn open_all(
     broker: &Arc<Broker>,
     shared: &Arc<Shared>,
+    life: Life,
     missing: Vec<Taking>,
 ) -> Vec<Result<Arc<Partition>, OpenError>> {
     let store: Arc<dyn SegmentStore> = shared.clone();
     let open = |taking: &Taking| {
         let topic = &taking.topic;
         let under = (LeaderEpoch(taking.record.epoch), store.clone());
-        broker.open_under(&topic.name, topic.id, taking.index, &topic.settings, under)
+        let must_exist = taking.record.is_served_by(life);
+        broker.open_under(&topic.name, topic.id, taking.index, &topic.settings, under, must_exist)
     };
     side_by_side(missing.len(), WAITING_AT_ONCE, |at| open(&missing[at]))
 }
