@@ -29,6 +29,8 @@ pub enum Library {
     Sarama,
     KafkaGo,
     Kafkajs,
+    /// Apache Kafka's own. Not in `ALL`: some scenarios start dozens of clients, and each is a JVM.
+    Java,
 }
 
 /// One record as a test states it or a client saw it.
@@ -90,6 +92,7 @@ impl Library {
             Library::Sarama => "sarama",
             Library::KafkaGo => "kafka-go",
             Library::Kafkajs => "kafkajs",
+            Library::Java => "java",
         }
     }
 
@@ -118,6 +121,7 @@ impl Library {
                 command.arg(tools::node_clients()?.join("client.js"));
                 command
             }
+            Library::Java => crate::peer::program(&tools::client_files().join("java/Client.java"))?,
         })
     }
 

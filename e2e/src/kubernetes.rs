@@ -5,6 +5,7 @@
 //! cannot run it fails the test with the sentence of the script: nothing is skipped. Waits have generous deadlines.
 
 mod control;
+mod install;
 mod kubectl;
 mod load;
 mod many;
@@ -22,9 +23,10 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail, ensure};
 use serde_json::Value;
 
+pub use install::{alone, place};
 pub use kubectl::{Kubectl, condition};
 pub use load::Load;
-pub use many::{Many, fewest_ready, lives};
+pub use many::{Many, fewest_ready, ids, lives};
 pub use operator::{Operator, Stand};
 pub use stores::Stores;
 pub use story::Story;
@@ -221,6 +223,14 @@ impl Region {
 
     fn report(&self) {
         eprintln!("--- region {} ---\n{}", self.number.text(), self.kubectl.report());
+        // Operators that are processes of this machine keep their logs beside.
+        for file in fs::read_dir(&self.dir).into_iter().flatten().flatten().map(|entry| entry.path()) {
+            if file.file_name().is_some_and(|name| name.to_string_lossy().starts_with("operator-"))
+                && file.extension().is_some_and(|kind| kind == "log")
+            {
+                eprintln!("--- {}\n{}", file.display(), fs::read_to_string(&file).unwrap_or_default());
+            }
+        }
     }
 }
 

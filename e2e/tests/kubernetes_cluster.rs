@@ -36,7 +36,7 @@ fn three_brokers_are_restarted_and_scaled_under_load_and_lose_nothing() -> Resul
         many.scale(5)?;
         kubectl.wait_condition("sealane", "brokerpool/east", "Ready", "True")?;
         let five = many.named_as_they_say(5)?;
-        everybody_owns_something(kubectl)?;
+        many.everybody_owns_something()?;
         load.until_more(500)?;
 
         many.scale(3)?;
@@ -54,16 +54,6 @@ fn three_brokers_are_restarted_and_scaled_under_load_and_lose_nothing() -> Resul
         println!("{lines} records, each there once; plans: {:?}", plans(&clusters.told()?));
         each_step_is_an_event(kubectl, &five)?;
         many.region.judge_logs()
-    })
-}
-
-/// What came to the newcomers: else their end would show nothing.
-fn everybody_owns_something(kubectl: &Kubectl) -> Result<()> {
-    wait_for("partitions on every broker", || {
-        let status = kubectl.cluster_status("sealane", "east", "east-0")?;
-        let idle = status.brokers.iter().find(|broker| broker.partitions == 0);
-        ensure!(idle.is_none(), "one is idle: {idle:?}");
-        Ok(Some(()))
     })
 }
 

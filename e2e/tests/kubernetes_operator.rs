@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 use e2e::http;
-use e2e::kubernetes::{Kubectl, Operator, Region, condition, manifests, wait_for, with_report};
+use e2e::kubernetes::{Kubectl, Operator, Region, alone, condition, manifests, place, wait_for, with_report};
 use e2e::process::binary;
 use serde_json::Value;
 
@@ -19,23 +19,7 @@ mod table;
 const ACCOUNT: &str = "system:serviceaccount:sealane-system:sealane-operator";
 
 fn cluster(name: &str) -> String {
-    format!(
-        r#"
-apiVersion: sealane.io/v1alpha1
-kind: BrokerCluster
-metadata: {{name: {name}, namespace: sea}}
-spec:
-  region: {name}
-  storage: {{type: Disk, size: 1Gi}}
-  metadata: {{type: Embedded}}
-  listeners: [{{name: plain, port: 9092}}]
----
-apiVersion: sealane.io/v1alpha1
-kind: BrokerPool
-metadata: {{name: {name}, namespace: sea}}
-spec: {{clusterRef: {{name: {name}}}, replicas: 1}}
-"#
-    )
+    alone("sea", name, "")
 }
 
 fn topic(name: &str, of: &str, cluster: &str) -> String {
@@ -48,18 +32,6 @@ spec: {{clusterRef: {{name: {cluster}}}, topicName: {of}, deletionPolicy: Delete
 "#
     )
 }
-
-const PLACE: &str = r#"
-apiVersion: v1
-kind: Namespace
-metadata: {name: sea}
----
-apiVersion: rbac.authorization.k8s.io/v1
-kind: RoleBinding
-metadata: {name: sealane-operator, namespace: sea}
-roleRef: {apiGroup: rbac.authorization.k8s.io, kind: ClusterRole, name: sealane-operator}
-subjects: [{kind: ServiceAccount, name: sealane-operator, namespace: sealane-system}]
-"#;
 
 #[test]
 fn the_operator_writes_what_it_owns_once_and_leaves_the_rest_alone() -> Result<()> {
@@ -173,8 +145,8 @@ fn a_new_definition_keeps_what_was_stored_under_the_former_one() -> Result<()> {
             ensure!(removed.is_some(), "{part} has no such field any more: take a newer one");
         }
         kubectl.apply(&former.to_string())?;
-        established(kubectl)?;
-        kubectl.apply(PLACE.split("---").next().context("the namespace")?)?;
+        kubectl.established()?;
+        kubectl.apply(place("sea").split("---").next().context("the namespace")?)?;
         let object = cluster("east");
         let object = object.split("---").next().context("the cluster")?;
         wait_for("the kind", || kubectl.apply(object).map(Some))?;
@@ -202,7 +174,7 @@ fn lint_and_the_api_server_agree_on_the_table() -> Result<()> {
     with_report(&region, || {
         let kubectl = region.kubectl();
         kubectl.run(&["apply", "-k", &manifests().join("crd").display().to_string()])?;
-        established(kubectl)?;
+        kubectl.established()?;
         let mut differ = Vec::new();
         for case in table::cases() {
             if let Some(old) = &case.old {
@@ -242,24 +214,12 @@ fn lint(object: &Value) -> Result<bool> {
 }
 
 fn install(kubectl: &Kubectl) -> Result<()> {
-    let place = |folder: &str| manifests().join(folder).display().to_string();
-    kubectl.run(&["apply", "-k", &place("crd")])?;
-    kubectl.run(&["apply", "-k", &place("install/operator")])?;
-    established(kubectl)?;
-    kubectl.apply(PLACE).map(drop)
-}
-
-fn established(kubectl: &Kubectl) -> Result<()> {
-    let wait = ["wait", "--for=condition=Established", "crd", "--all", "--timeout=60s"];
-    kubectl.run(&wait).map(drop)
+    kubectl.install()?;
+    kubectl.apply(&place("sea")).map(drop)
 }
 
 fn reason(kubectl: &Kubectl, what: &str, wanted: &str) -> Result<()> {
-    wait_for(&format!("{what} to say {wanted}"), || {
-        let ready = condition(&kubectl.object("sea", what)?, "Ready");
-        ensure!(ready.as_ref().is_some_and(|ready| ready["reason"] == wanted), "it says {ready:?}");
-        Ok(Some(()))
-    })
+    kubectl.wait_reason("sea", what, wanted).map(drop)
 }
 
 fn foreign_objects_stay_as_they_are(kubectl: &Kubectl) -> Result<()> {

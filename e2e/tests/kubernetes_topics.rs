@@ -9,38 +9,12 @@ use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
-use e2e::kubernetes::{Kubectl, Operator, Region, Stand, manifests, script, wait_for, with_report};
+use e2e::kubernetes::{Kubectl, Operator, Region, Stand, alone, place, script, wait_for, with_report};
 use e2e::{http, tools, usage};
 use serde_json::Value;
 
 const ACCOUNT: &str = "system:serviceaccount:sealane-system:sealane-operator";
 const FEW: usize = 200;
-
-const PLACE: &str = r#"
-apiVersion: v1
-kind: Namespace
-metadata: {name: sea}
----
-apiVersion: rbac.authorization.k8s.io/v1
-kind: RoleBinding
-metadata: {name: sealane-operator, namespace: sea}
-roleRef: {apiGroup: rbac.authorization.k8s.io, kind: ClusterRole, name: sealane-operator}
-subjects: [{kind: ServiceAccount, name: sealane-operator, namespace: sealane-system}]
----
-apiVersion: sealane.io/v1alpha1
-kind: BrokerCluster
-metadata: {name: east, namespace: sea}
-spec:
-  region: east
-  storage: {type: Disk, size: 1Gi}
-  metadata: {type: Embedded}
-  listeners: [{name: plain, port: 9092}]
----
-apiVersion: sealane.io/v1alpha1
-kind: BrokerPool
-metadata: {name: east, namespace: sea}
-spec: {clusterRef: {name: east}, replicas: 1}
-"#;
 
 #[test]
 fn thousands_of_topics_settle_and_one_that_changes_costs_a_few_calls() -> Result<()> {
@@ -48,11 +22,9 @@ fn thousands_of_topics_settle_and_one_that_changes_costs_a_few_calls() -> Result
     let region = Region::control_plane()?;
     with_report(&region, || {
         let kubectl = region.kubectl();
-        let place = |folder: &str| manifests().join(folder).display().to_string();
-        kubectl.run(&["apply", "-k", &place("crd")])?;
-        kubectl.run(&["apply", "-k", &place("install/operator")])?;
-        kubectl.run(&["wait", "--for=condition=Established", "crd", "--all", "--timeout=60s"])?;
-        wait_for("the kinds", || kubectl.apply(PLACE).map(Some))?;
+        kubectl.install()?;
+        kubectl.apply(&place("sea"))?;
+        wait_for("the kinds", || kubectl.apply(&alone("sea", "east", "")).map(Some))?;
         let first = Operator::start(&region, "sea")?;
         let stand = Stand::start(kubectl, "sea", "east")?;
         // From now on only Topics are looked at: a pod that no node takes would be asked for again and again.

@@ -33,6 +33,10 @@ pub const AUTHORITY_SINCE: &str = "sealane.io/authority-since";
 pub const APPROVED: &str = "sealane.io/approved";
 /// On a pool's StatefulSet: POD=ID of brokers that the operator empties, with commas between.
 pub const EMPTIED: &str = "sealane.io/emptied";
+/// Name of the LaneRouter whose pods leave the cluster.
+pub const ROUTER: &str = "sealane.io/lane-router";
+/// Component of those pods: they are not behind the Service that workloads inside use.
+pub const OUTSIDE_ROUTER: &str = "lane-router-outside";
 /// On a pod template: hash of the configuration file.
 pub const CONFIG_HASH: &str = "sealane.io/config";
 

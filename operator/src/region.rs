@@ -22,6 +22,8 @@ use crate::names::{CONTROL_PORT, ClusterNames, INTERNAL_PORT};
 pub struct Region {
     pub cluster: BrokerCluster,
     pub names: ClusterNames,
+    /// Brokers have a certificate to show to etcd: the Secret that the spec names holds one.
+    pub etcd_identity: bool,
 }
 
 /// Certificate and key in PEM.
@@ -55,7 +57,7 @@ impl Region {
             namespace: cluster.namespace().unwrap_or_default(),
             domain: cx.config.cluster_domain.clone(),
         };
-        Region { cluster: cluster.clone(), names }
+        Region { cluster: cluster.clone(), names, etcd_identity: false }
     }
 
     /// The cluster of this name as it was last seen; none where it is not there, or going.

@@ -80,10 +80,6 @@ impl<K: Watched> Watch<K> {
                 Ok(version) => version,
                 Err(Ended::Deaf) => return,
                 Err(error) => {
-                    // An answer, if no good one: the API server and the way to it are alive.
-                    if matches!(error, Ended::Kube(kube::Error::Api(_))) {
-                        self.liveness.heard(&self.name);
-                    }
                     // An answer is a sign of life, also one that lets us into nothing yet.
                     if matches!(&error, Ended::Kube(kube::Error::Api(_))) {
                         self.liveness.heard(&self.name);

@@ -18,7 +18,11 @@ pub struct Many {
 impl Many {
     /// Installs the operator and waits until the brokers serve. Nodes that are to have brokers have joined already.
     pub fn rise(region: Region) -> Result<Many> {
-        let many = Many { region, stores: Stores::start()? };
+        Many::rise_on(region, Stores::start()?)
+    }
+
+    pub fn rise_on(region: Region, stores: Stores) -> Result<Many> {
+        let many = Many { region, stores };
         with_report(&many.region, || {
             many.region.give_image(&binary()?, "0.1.0")?;
             let kubectl = many.kubectl();
@@ -44,7 +48,7 @@ impl Many {
              spec: {{clusterRef: {{name: east}}, replicas: 3}}\n---\n\
              apiVersion: sealane.io/v1alpha1\nkind: Topic\nmetadata: {{name: orders, namespace: sealane}}\n\
              spec: {{clusterRef: {{name: east}}, partitions: 6}}\n",
-            Stores::secret("sealane"),
+            self.stores.secrets("sealane"),
             self.stores.spec()
         ))
     }
@@ -73,11 +77,12 @@ impl Many {
         self.kubectl().run(&["scale", "-n", "sealane", "brokerpool/east", &replicas]).map(drop)
     }
 
-    /// Each broker of the pool is named by an id, and these are the brokers that the cluster itself has, none kept empty. By
+    /// Each broker of the pools is named by an id, and these are the brokers that the cluster itself has, none kept empty. By
     /// pod.
     pub fn named_as_they_say(&self, count: usize) -> Result<BTreeMap<String, i64>> {
         wait_for("every broker by its id", || {
-            let named = ids(&self.kubectl().object("sealane", "brokerpool/east")?);
+            let named: BTreeMap<String, i64> =
+                self.kubectl().list("sealane", "brokerpools")?.iter().flat_map(ids).collect();
             let mut said = BTreeMap::new();
             for pod in named.keys() {
                 let status = self.kubectl().cluster_status("sealane", "east", pod)?;
@@ -86,6 +91,16 @@ impl Many {
             }
             ensure!(named.len() == count && said == named, "named {named:?}, they say {said:?}");
             Ok(Some(named))
+        })
+    }
+
+    /// Waits until something came to every broker: else the end of one would show nothing.
+    pub fn everybody_owns_something(&self) -> Result<()> {
+        wait_for("partitions on every broker", || {
+            let status = self.kubectl().cluster_status("sealane", "east", "east-0")?;
+            let idle = status.brokers.iter().find(|broker| broker.partitions == 0);
+            ensure!(idle.is_none(), "one is idle: {idle:?}");
+            Ok(Some(()))
         })
     }
 
@@ -113,7 +128,7 @@ fn text(value: &Value) -> Option<String> {
 }
 
 /// Broker ids by pod, as a pool's status names them.
-fn ids(pool: &Value) -> BTreeMap<String, i64> {
+pub fn ids(pool: &Value) -> BTreeMap<String, i64> {
     let brokers = pool["status"]["brokers"].as_array().into_iter().flatten();
     brokers.filter_map(|broker| Some((text(&broker["pod"])?, broker["id"].as_i64()?))).collect()
 }

@@ -3,13 +3,14 @@
 
 use std::fs;
 use std::net::Ipv4Addr;
+use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, bail, ensure};
 use test_ports::Ports;
 
 use super::{Kubectl, PATIENCE, Region, wait_for};
-use crate::process::binary;
+use crate::process::{binary, is_error};
 
 /// The machine, as the API server takes an address for an endpoint: no loopback.
 pub const MACHINE: Ipv4Addr = Ipv4Addr::new(10, 250, 0, 254);
@@ -18,6 +19,7 @@ pub const MACHINE: Ipv4Addr = Ipv4Addr::new(10, 250, 0, 254);
 pub struct Operator {
     child: Child,
     ports: Ports,
+    log: PathBuf,
 }
 
 impl Operator {
@@ -26,12 +28,28 @@ impl Operator {
         let ports = Ports::take()?;
         let kubeconfig = region.kubeconfig_of("sealane-system", "sealane-operator")?;
         let config = kubeconfig.with_file_name(format!("operator-{}.toml", ports.base));
-        let text = format!("http_bind = \"127.0.0.1:{}\"\njoin_bind = \"\"\nlease_seconds = 4\n", ports.base);
+        let join = format!("127.0.0.1:{}", ports.base + 1);
+        let text = format!(
+            "http_bind = \"127.0.0.1:{}\"\njoin_bind = {join:?}\njoin_advertised = {join:?}\nlease_seconds = 4\n",
+            ports.base
+        );
         fs::write(&config, text)?;
+        let log = config.with_extension("log");
+        let output = fs::File::create(&log)?;
         let mut command = Command::new(binary()?);
         command.args(["operator", "--config"]).arg(config).env("KUBECONFIG", kubeconfig);
         command.env("SEALANE_NAMESPACES", namespaces).env("SEALANE_IMAGE", "localhost/sealane:0.1.0");
-        Ok(Operator { child: command.stdin(Stdio::null()).spawn().context("run the operator")?, ports })
+        command.stdin(Stdio::null()).stdout(output.try_clone()?).stderr(output);
+        Ok(Operator { child: command.spawn().context("run the operator")?, ports, log })
+    }
+
+    /// Fails on an ERROR in its log.
+    pub fn judge_log(&self) -> Result<()> {
+        let log = fs::read_to_string(&self.log)?;
+        let errors: Vec<&str> = log.lines().filter(|line| is_error(line)).collect();
+        ensure!(errors.is_empty(), "errors in the operator's log:\n{}", errors.join("\n"));
+        ensure!(log.contains("operator ready"), "this is no log of an operator:\n{log}");
+        Ok(())
     }
 
     pub fn pid(&self) -> u32 {
@@ -48,6 +66,9 @@ impl Drop for Operator {
     fn drop(&mut self) {
         let _ = self.child.kill();
         let _ = self.child.wait();
+        if std::thread::panicking() {
+            eprintln!("--- operator ---\n{}", fs::read_to_string(&self.log).unwrap_or_default());
+        }
     }
 }
 
@@ -55,7 +76,7 @@ impl Drop for Operator {
 pub struct Stand {
     child: Child,
     dir: tempfile::TempDir,
-    _ports: Ports,
+    ports: Ports,
 }
 
 impl Stand {
@@ -92,7 +113,7 @@ impl Stand {
             .stdin(Stdio::null())
             .stdout(log.try_clone()?)
             .stderr(log);
-        let mut stand = Stand { child: command.spawn()?, dir, _ports: ports };
+        let mut stand = Stand { child: command.spawn()?, dir, ports };
         let begin = std::time::Instant::now();
         while std::net::TcpStream::connect((MACHINE, internal)).is_err() {
             if let Some(status) = stand.child.try_wait()? {
@@ -101,7 +122,7 @@ impl Stand {
                     fs::read_to_string(stand.dir.path().join("log"))?
                 );
             }
-            anyhow::ensure!(begin.elapsed() < PATIENCE, "the broker does not serve");
+            ensure!(begin.elapsed() < PATIENCE, "the broker does not serve");
             std::thread::sleep(std::time::Duration::from_millis(50));
         }
         kubectl.apply(&format!(
@@ -112,6 +133,13 @@ impl Stand {
              targetRef: {{kind: Pod, name: {cluster}-0}}\n"
         ))?;
         Ok(stand)
+    }
+}
+
+impl Stand {
+    /// For clients of this machine.
+    pub fn bootstrap(&self) -> String {
+        format!("127.0.0.1:{}", self.ports.base + 2)
     }
 }
 

@@ -3,31 +3,29 @@
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
 
-use crate::crd::{AuthenticationType, BrokerClusterSpec, BrokerRole, MetadataType, StorageType};
+use crate::crd::{AuthenticationType, BrokerRole, MetadataType, StorageType};
 use crate::names::{
-    CONTROL_PORT, ClusterNames, HTTP_PORT, INTERNAL_PORT, LANE_PORT_COUNT, LANE_PORT_FIRST, LANE_SHARED_PORT,
+    CONTROL_PORT, HTTP_PORT, INTERNAL_PORT, LANE_PORT_COUNT, LANE_PORT_FIRST, LANE_SHARED_PORT,
 };
+use crate::region::Region;
 
 /// What is told to clients of listeners that leave the cluster: HOST:PORT by listener. A listener that is not in it
 /// is told by the pod's own name.
 pub type Outside = BTreeMap<String, String>;
 
 /// The file of pod `pod`.
-pub fn file(
-    names: &ClusterNames,
-    spec: &BrokerClusterSpec,
-    roles: &[BrokerRole],
-    pod: &str,
-    outside: &Outside,
-) -> String {
+pub fn file(region: &Region, roles: &[BrokerRole], pod: &str, outside: &Outside) -> String {
+    let (names, spec) = (&region.names, &region.cluster.spec);
     let host = names.host_of_pod(pod);
     let lanes = names.host_of(&names.lanes());
     let mut text = format!(
         "data_dir = \"/var/lib/sealane\"\nregion = {:?}\ncontrol_bind = \"0.0.0.0:{CONTROL_PORT}\"\n\
          control_advertised = \"{host}:{CONTROL_PORT}\"\nhttp_bind = \"0.0.0.0:{HTTP_PORT}\"\n\
-         lane_host = \"{lanes}\"\nlane_port_first = {LANE_PORT_FIRST}\nlane_port_count = {LANE_PORT_COUNT}\n\
+         lane_host = \"{lanes}\"\nlane_port_first = {}\nlane_port_count = {LANE_PORT_COUNT}\n\
          lane_shared_address = \"{lanes}:{LANE_SHARED_PORT}\"\nlanes_default = {}\n",
-        spec.region, spec.lanes.default
+        spec.region,
+        spec.lanes.port_first.unwrap_or(LANE_PORT_FIRST),
+        spec.lanes.default
     );
     if !spec.lanes.extractors.is_empty() {
         let _ = writeln!(text, "lanes_extractors = {:?}", spec.lanes.extractors);
@@ -37,7 +35,7 @@ pub fn file(
     }
     text += "\n[control_tls]\ncert = \"/etc/sealane/tls/tls.crt\"\nkey = \"/etc/sealane/tls/tls.key\"\nca = \"/etc/sealane/trust/ca.crt\"\n";
     if spec.metadata.type_ == MetadataType::Etcd {
-        text += &cluster(names, spec, roles);
+        text += &cluster(region, roles);
         // By its name a broker is the same one after a restart, though it keeps nothing.
         let _ = writeln!(text, "identity = {pod:?}");
     }
@@ -74,7 +72,8 @@ pub fn file(
 }
 
 /// The table of a cluster that shares a store.
-fn cluster(names: &ClusterNames, spec: &BrokerClusterSpec, roles: &[BrokerRole]) -> String {
+fn cluster(region: &Region, roles: &[BrokerRole]) -> String {
+    let (names, spec) = (&region.names, &region.cluster.spec);
     let own = format!("{}/{}", names.namespace, names.cluster);
     let storage = &spec.storage;
     let store = match storage.type_ {
@@ -98,7 +97,10 @@ fn cluster(names: &ClusterNames, spec: &BrokerClusterSpec, roles: &[BrokerRole])
         text += "s3_ca = \"/etc/sealane/s3/ca.crt\"\n";
     }
     if spec.metadata.tls_secret_ref.is_some() {
-        text += "etcd_ca = \"/etc/sealane/etcd/ca.crt\"\netcd_certificate = \"/etc/sealane/etcd/tls.crt\"\netcd_key = \"/etc/sealane/etcd/tls.key\"\n";
+        text += "etcd_ca = \"/etc/sealane/etcd/ca.crt\"\n";
+        if region.etcd_identity {
+            text += "etcd_certificate = \"/etc/sealane/etcd/tls.crt\"\netcd_key = \"/etc/sealane/etcd/tls.key\"\n";
+        }
     }
     if !roles.is_empty() {
         let roles: Vec<&str> = roles
@@ -131,14 +133,18 @@ fn value_of(value: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::crd::{Authentication, Listener, ListenerType, Metadata, Storage, Tls};
+    use crate::crd::{
+        Authentication, BrokerCluster, BrokerClusterSpec, Listener, ListenerType, Metadata, Ref, Storage, Tls,
+    };
+    use crate::names::ClusterNames;
 
-    fn names() -> ClusterNames {
-        ClusterNames {
+    fn region(spec: BrokerClusterSpec) -> Region {
+        let names = ClusterNames {
             cluster: "east".to_owned(),
             namespace: "sea".to_owned(),
             domain: "cluster.local".to_owned(),
-        }
+        };
+        Region { cluster: BrokerCluster::new("east", spec), names, etcd_identity: false }
     }
 
     fn spec() -> BrokerClusterSpec {
@@ -164,7 +170,7 @@ mod tests {
     fn a_pod_tells_clients_inside_its_own_name_and_clients_outside_what_they_reach() {
         let outside: Outside = [("outside".to_owned(), "10.0.0.1:30092".to_owned())].into();
         let parsed: toml::Value =
-            toml::from_str(&file(&names(), &spec(), &[], "pool-0", &outside)).expect("TOML");
+            toml::from_str(&file(&region(spec()), &[], "pool-0", &outside)).expect("TOML");
         let listeners = parsed["listeners"].as_array().expect("listeners");
         assert_eq!(
             listeners[0]["advertised"].as_str(),
@@ -190,11 +196,20 @@ mod tests {
         };
         spec.storage =
             Storage { type_: StorageType::S3, bucket: Some("data".to_owned()), ..Storage::default() };
-        let parsed: toml::Value =
-            toml::from_str(&file(&names(), &spec, &[BrokerRole::Broker], "pool-1", &Outside::new()))
-                .expect("TOML");
-        assert_eq!(parsed["cluster"]["store"].as_str(), Some("s3://data/sea/east"));
-        assert_eq!(parsed["cluster"]["lease_ms"].as_integer(), Some(2000));
-        assert_eq!(parsed["cluster"]["roles"][0].as_str(), Some("broker"));
+        let parsed = |spec, etcd_identity| -> toml::Value {
+            let region = Region { etcd_identity, ..region(spec) };
+            toml::from_str(&file(&region, &[BrokerRole::Broker], "pool-1", &Outside::new())).expect("TOML")
+        };
+        let mut secure = spec.clone();
+        let plain = parsed(spec, false);
+        assert_eq!(plain["cluster"]["store"].as_str(), Some("s3://data/sea/east"));
+        assert_eq!(plain["cluster"]["lease_ms"].as_integer(), Some(2000));
+        assert_eq!(plain["cluster"]["roles"][0].as_str(), Some("broker"));
+        assert_eq!(plain["cluster"].get("etcd_ca"), None);
+        // What is not in the Secret is not asked for.
+        secure.metadata.tls_secret_ref = Some(Ref::to("etcd"));
+        let without = parsed(secure.clone(), false);
+        assert!(without["cluster"].get("etcd_ca").is_some() && without["cluster"].get("etcd_key").is_none());
+        assert!(parsed(secure, true)["cluster"].get("etcd_key").is_some());
     }
 }

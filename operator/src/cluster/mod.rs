@@ -1,8 +1,9 @@
 //! BrokerCluster and BrokerPool: one look at a cluster and its pools, and what follows from it.
 //!
-//! `plan` makes the objects (pure), `certificates` and `config` what is in them, `outside` finds where clients reach them;
-//! `brokers` asks the data plane, `roll` says which pod may go next (pure), `told` what statuses say. This file observes,
-//! applies in an order in which nothing waits for what comes later, and takes the steps. Volumes are never deleted here.
+//! `plan` makes the objects (pure), `certificates` and `config` what is in them, `outside` finds where clients reach them, `sweep`
+//! removes what is not asked for any more; `brokers` asks the data plane, `roll` says which pod may go next (pure), `told` what
+//! statuses say. This file observes, applies in an order in which nothing waits for what comes later, and takes the steps.
+//! Volumes are never deleted here.
 
 mod authority;
 mod brokers;
@@ -11,7 +12,9 @@ mod config;
 mod outside;
 mod plan;
 mod pods;
+mod pools;
 mod roll;
+mod sweep;
 mod told;
 
 use std::collections::BTreeMap;
@@ -32,10 +35,13 @@ use crate::apply::{Owner, digest};
 use crate::conditions::{Verdict, after, is_true};
 use crate::context::{Context, is_paused};
 use crate::controller::{Again, Reconciled, Wakes, primary, run, secondary};
-use crate::crd::{BrokerCluster, BrokerClusterStatus, BrokerPool, MetadataType, StorageType, UpdatePolicy};
+use crate::crd::{
+    BrokerCluster, BrokerClusterStatus, BrokerPool, LaneRouter, MetadataType, StorageType, UpdatePolicy,
+};
 use crate::failure::Failure;
 use crate::names::{APPROVED, CLUSTER, COMPONENT};
 use crate::region::Region;
+use crate::switches;
 use plan::Standing;
 use roll::{Decision, Scene, Step};
 
@@ -48,6 +54,11 @@ pub fn start(cx: &Arc<Context>) {
             vec![ObjectRef::new(&pool.spec.cluster_ref.name).within(&namespace)]
         }),
         secondary::<StatefulSet, BrokerCluster>(cx, "statefulsets", Some(component.clone()), of_cluster),
+        // Their hosts stand in a certificate.
+        secondary::<LaneRouter, BrokerCluster>(cx, "lane-routers of clusters", None, |router| {
+            let namespace = router.namespace().unwrap_or_default();
+            vec![ObjectRef::new(&router.spec.cluster_ref.name).within(&namespace)]
+        }),
         secondary::<Pod, BrokerCluster>(cx, "pods", Some(component.clone()), of_cluster),
         secondary::<Service, BrokerCluster>(cx, "services", Some(component), of_cluster),
         secondary::<Secret, BrokerCluster>(
@@ -60,6 +71,7 @@ pub fn start(cx: &Arc<Context>) {
     let clusters = primary::<BrokerCluster>(cx);
     cx.clusters.get_or_init(|| clusters.store.clone());
     cx.service.spawn_child(run(cx.clone(), "clusters", clusters, wakes, reconcile));
+    pools::start(cx);
 }
 
 fn of_cluster<K: kube::Resource>(object: &K) -> Vec<ObjectRef<BrokerCluster>> {
@@ -120,15 +132,15 @@ async fn bring(
     let image = image(cx, cluster, status);
     status.image = Some(image.clone());
     region.cluster.status = Some(status.clone());
-    let pools = pools(cx, &region).await?;
-    if let Some(text) = too_many(&region, &pools) {
+    let pools = pools::of(cx, &region).await?;
+    if let Some(text) = pools::too_many(&region, &pools) {
         return Ok(vec![
             Verdict::no("Accepted", "TooManyBrokers", text.clone()),
             Verdict::no("Ready", "TooManyBrokers", text),
         ]);
     }
     let mut verdicts = vec![Verdict::yes("Accepted", "Accepted", "")];
-    if let Some(text) = missing(cx, &region).await? {
+    if let Some(text) = missing(cx, &mut region).await? {
         verdicts.push(Verdict::no("ResolvedRefs", "SecretMissing", text.clone()));
         verdicts.push(Verdict::no("Ready", "SecretMissing", text));
         return Ok(verdicts);
@@ -136,6 +148,7 @@ async fn bring(
     verdicts.push(Verdict::yes("ResolvedRefs", "Resolved", ""));
 
     let owner = Owner::of(cluster);
+    pools::hold(cx, &region, &pools).await?;
     lay(cx, &region, &owner).await?;
     let seen = Seen::look(cx, &region, &pools).await?;
     let mut decision = seen.decide(&region, &pools, status);
@@ -144,7 +157,9 @@ async fn bring(
     let names: Vec<String> =
         pools.iter().flat_map(|pool| plan::pods(pool, standing(pool).replicas)).collect();
     let reached = outside::find(cx, &region, &owner, &names, &seen.pods).await?;
-    let wanted = plan::certificates(&region, &reached.hosts);
+    sweep::sweep(cx, &region, &owner, &pools, &names).await?;
+    let routers = crate::lane::outside::hosts(cx, &region).await?;
+    let wanted = plan::certificates(&region, &reached.hosts, &routers);
     let (made, rotating) = certificates::bring(cx, &region, &owner, &wanted).await?;
     status.certificates = made;
     verdicts.push(match rotating {
@@ -155,6 +170,10 @@ async fn bring(
     let mut progressing = false;
     for pool in pools.iter().filter(|pool| !is_paused(*pool)) {
         let standing = standing(pool);
+        if pools::is_done(pool, seen.sets.get(&pool.name_any()), &seen.pods, &standing) {
+            pools::let_go(cx, pool).await?;
+            continue;
+        }
         let (map, set) = plan::pool(&region, pool, &image, &reached.told, &standing)?;
         // Without its file a pod waits on its node.
         if reached.knows(&plan::pods(pool, standing.replicas)) {
@@ -245,6 +264,7 @@ impl Seen {
             policy: spec.update.policy,
             max_unavailable: spec.update.max_unavailable,
             approved: region.cluster.annotations().get(APPROVED) == Some(&id),
+            careless: switches::restart_gate_off(),
         })
     }
 }
@@ -339,36 +359,18 @@ async fn lay(cx: &Context, region: &Region, owner: &Owner) -> Result<(), Failure
     cx.apply(owner, &ground.budget).await.map(drop)
 }
 
-/// The pools of a cluster, by name.
-async fn pools(cx: &Context, region: &Region) -> Result<Vec<BrokerPool>, Failure> {
-    let all = cx.api::<BrokerPool>(&region.names.namespace).list(&ListParams::default()).await?;
-    let mut pools: Vec<BrokerPool> = all
-        .items
-        .into_iter()
-        .filter(|pool| {
-            pool.spec.cluster_ref.name == region.names.cluster && pool.metadata.deletion_timestamp.is_none()
-        })
-        .collect();
-    pools.sort_by_key(|pool| pool.name_any());
-    Ok(pools)
-}
-
-fn too_many(region: &Region, pools: &[BrokerPool]) -> Option<String> {
-    let brokers: i32 = pools.iter().map(|pool| pool.spec.replicas).sum();
-    let alone = region.cluster.spec.metadata.type_ == MetadataType::Embedded;
-    (alone && brokers > 1).then(|| {
-        format!("{brokers} brokers in all pools; with spec.metadata.type Embedded a cluster has one")
-    })
-}
-
-/// A Secret that the spec names and that is not there.
-async fn missing(cx: &Context, region: &Region) -> Result<Option<String>, Failure> {
+/// A Secret that the spec names and that is not there. What is to be known of those that are there is in the region then.
+async fn missing(cx: &Context, region: &mut Region) -> Result<Option<String>, Failure> {
     let own = region.names.certificate("broker");
+    let spec = region.cluster.spec.clone();
     let mut named: Vec<String> = plan::secrets(region).into_iter().map(|(_, secret, _)| secret).collect();
-    named.extend(region.cluster.spec.storage.credentials_secret_ref.iter().map(|secret| secret.name.clone()));
+    named.extend(spec.storage.credentials_secret_ref.iter().map(|secret| secret.name.clone()));
     for name in named.into_iter().filter(|name| *name != own) {
-        if cx.api::<Secret>(&region.names.namespace).get_opt(&name).await?.is_none() {
+        let Some(found) = cx.api::<Secret>(&region.names.namespace).get_opt(&name).await? else {
             return Ok(Some(format!("there is no Secret {name}, which the spec names")));
+        };
+        if spec.metadata.tls_secret_ref.as_ref().is_some_and(|secret| secret.name == name) {
+            region.etcd_identity = found.data.is_some_and(|data| data.contains_key("tls.crt"));
         }
     }
     Ok(None)

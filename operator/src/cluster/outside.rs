@@ -7,15 +7,13 @@ use std::collections::BTreeMap;
 
 use k8s_openapi::api::core::v1::{Pod, Service};
 use kube::ResourceExt as _;
-use kube::api::ListParams;
 
 use super::config::Outside;
 use super::plan;
-use crate::apply::{Claim, Owner};
+use crate::apply::Owner;
 use crate::context::Context;
 use crate::crd::{Endpoint, Listener, ListenerType, MetadataType};
 use crate::failure::Failure;
-use crate::names::{CLUSTER, POD};
 use crate::region::Region;
 
 /// As far as it is known now.
@@ -76,9 +74,6 @@ pub async fn find(
             reached.told.insert(pod.clone(), told);
         }
     }
-    if !alone {
-        sweep(cx, region, owner, names, &leaving).await?;
-    }
     for listener in &spec.listeners {
         let service = region.names.listener(&listener.name);
         let address = match listener.type_ {
@@ -96,28 +91,6 @@ pub async fn find(
     reached.hosts.sort();
     reached.hosts.dedup();
     Ok(reached)
-}
-
-/// Removes the Services of single brokers, or of listeners, that are no more.
-async fn sweep(
-    cx: &Context,
-    region: &Region,
-    owner: &Owner,
-    names: &[String],
-    leaving: &[&Listener],
-) -> Result<(), Failure> {
-    let labels = format!("{CLUSTER}={},{POD}", region.names.cluster);
-    let services = cx.api::<Service>(&region.names.namespace);
-    let needed: Vec<String> = names
-        .iter()
-        .flat_map(|pod| leaving.iter().map(|listener| region.names.of_pod(pod, &listener.name)))
-        .collect();
-    for service in services.list(&ListParams::default().labels(&labels)).await? {
-        if !needed.contains(&service.name_any()) && owner.claim(&service.metadata) == Claim::Ours {
-            cx.delete(&service).await?;
-        }
-    }
-    Ok(())
 }
 
 /// What a listener's Service was given: host and port.

@@ -88,7 +88,7 @@ fn port_of(listener: &Listener) -> Value {
 }
 
 /// The certificates of a cluster's services.
-pub fn certificates(region: &Region, outside: &[String]) -> Vec<Wanted> {
+pub fn certificates(region: &Region, outside: &[String], routers: &[String]) -> Vec<Wanted> {
     let names = &region.names;
     let service = |service: &str| {
         let ns = &names.namespace;
@@ -104,6 +104,7 @@ pub fn certificates(region: &Region, outside: &[String]) -> Vec<Wanted> {
     hosts.extend(outside.iter().cloned());
     let mut lanes: Vec<String> = service(&names.lanes()).into();
     lanes.push("localhost".to_owned());
+    lanes.extend(routers.iter().cloned());
     let wanted = |of, name, hosts| Wanted { of, name, hosts };
     vec![
         wanted("broker", "sealane-broker", hosts),
@@ -136,7 +137,7 @@ pub fn pool(
 ) -> Result<(ConfigMap, StatefulSet), Failure> {
     let (names, spec) = (&region.names, &region.cluster.spec);
     let nowhere = Outside::new();
-    let text = |pod: &str, outside: &Outside| config::file(names, spec, &pool.spec.roles, pod, outside);
+    let text = |pod: &str, outside: &Outside| config::file(region, &pool.spec.roles, pod, outside);
     let files: BTreeMap<String, String> = pods(pool, standing.replicas)
         .into_iter()
         .map(|pod| (format!("{pod}.toml"), text(&pod, outside.get(&pod).unwrap_or(&nowhere))))
@@ -344,7 +345,7 @@ mod tests {
             storage: crate::crd::Storage { size: Some("1Gi".to_owned()), ..Default::default() },
             ..BrokerClusterSpec::default()
         };
-        Region { cluster: BrokerCluster::new("east", spec), names }
+        Region { cluster: BrokerCluster::new("east", spec), names, etcd_identity: false }
     }
 
     fn pool_of(replicas: i32) -> BrokerPool {

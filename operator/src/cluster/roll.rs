@@ -62,6 +62,8 @@ pub struct Scene<'a> {
     pub max_unavailable: i32,
     /// With policy Plan: a person has agreed to this very update.
     pub approved: bool,
+    /// Nobody is asked: for tests that show what asking is good for.
+    pub careless: bool,
 }
 
 #[derive(Clone, Debug, PartialEq)]
@@ -154,6 +156,11 @@ impl Scene<'_> {
         self.brokers.iter().filter_map(|broker| Some((broker, broker.answer.as_ref()?)))
     }
 
+    /// The cluster is to have no broker at all.
+    fn is_to_be_empty(&self) -> bool {
+        self.pools.iter().all(|pool| pool.wanted == 0)
+    }
+
     fn broker(&self, pod: &str) -> Option<&Broker> {
         self.brokers.iter().find(|broker| broker.pod == pod)
     }
@@ -167,12 +174,13 @@ impl Scene<'_> {
             let drains = self.answers().any(|(_, answer)| answer.draining.contains(id));
             let alive = self.answers().any(|(_, answer)| answer.brokers.contains_key(id));
             let silent = self.answers().next().is_none();
-            if silent || leaving.contains(pod) {
+            if silent || (leaving.contains(pod) && !self.is_to_be_empty()) {
                 kept.insert(pod.clone(), *id);
             } else if drains {
                 kept.insert(pod.clone(), *id);
                 let wanted = (0..pool.wanted).any(|place| pod_of(&pool.name, place) == *pod);
-                if wanted || !alive {
+                // Where nobody is to be left, nobody leaves as one who gave away: he may be back as he was.
+                if wanted || !alive || self.is_to_be_empty() {
                     steps.push(Step::Undrain { id: *id });
                 }
             }
@@ -182,8 +190,16 @@ impl Scene<'_> {
 
     /// Replicas of a pool that has one broker too many at least.
     fn shrink(&self, pool: &Pool, current: i32, decision: &mut Decision) -> i32 {
-        if self.alone || self.pools.iter().all(|pool| pool.wanted == 0) {
+        if self.alone || self.careless {
             return pool.wanted;
+        }
+        if self.is_to_be_empty() {
+            let kept = decision.emptied.get(&pool.name).is_some_and(|emptied| !emptied.is_empty());
+            if !kept || self.answers().next().is_none() {
+                return pool.wanted;
+            }
+            decision.plan.push(format!("pool {} waits: brokers of it are still kept empty", pool.name));
+            return current;
         }
         let pod = pod_of(&pool.name, current - 1);
         match self.leave(pool, &pod) {
@@ -307,6 +323,7 @@ impl Scene<'_> {
             let refused = match self.policy {
                 UpdatePolicy::OnDelete => Some("spec.update.policy is OnDelete: delete it".to_owned()),
                 UpdatePolicy::Plan if !self.approved => Some("nobody has approved the plan".to_owned()),
+                _ if self.careless => None,
                 _ if restarted > 0 => Some("another pod is restarted first".to_owned()),
                 _ if broker.ready && shrinks => Some("a pool becomes smaller first".to_owned()),
                 _ => self.why_not(broker),
@@ -319,7 +336,8 @@ impl Scene<'_> {
                     restarted += 1;
                     decision.plan.push(format!("pod {pod} is restarted now"));
                     let (pod, uid) = (pod.clone(), broker.uid.clone());
-                    decision.steps.push(Step::Restart { pod, uid, down: !broker.ready });
+                    let down = !broker.ready || self.careless;
+                    decision.steps.push(Step::Restart { pod, uid, down });
                 }
             }
         }

@@ -29,7 +29,15 @@ fn pool(wanted: i32, current: i32) -> Pool {
 }
 
 fn scene<'a>(pools: &'a [Pool], brokers: &'a [Broker]) -> Scene<'a> {
-    Scene { pools, brokers, alone: false, policy: UpdatePolicy::Auto, max_unavailable: 1, approved: false }
+    Scene {
+        pools,
+        brokers,
+        alone: false,
+        policy: UpdatePolicy::Auto,
+        max_unavailable: 1,
+        approved: false,
+        careless: false,
+    }
 }
 
 fn answer(broker: &mut Broker) -> &mut Answer {
@@ -218,6 +226,14 @@ fn a_cluster_that_is_to_have_no_broker_is_not_emptied_first() {
     let (pools, brokers) = ([pool(0, 1)], three());
     let alone = Scene { alone: true, ..scene(&pools, &brokers[..1]) };
     assert_eq!(decide(&alone).replicas["p"], 0);
+    // Who was being emptied just then may be back, and is to take part again.
+    let (pools, mut brokers) = ([Pool { emptied: [("p-2".to_owned(), 3)].into(), ..pool(0, 3) }], three());
+    all_say(&mut brokers, |answer| answer.draining = [3].into());
+    let decision = decide(&scene(&pools, &brokers));
+    assert_eq!((decision.replicas["p"], decision.steps), (3, vec![Step::Undrain { id: 3 }]));
+    all_say(&mut brokers, |answer| answer.draining.clear());
+    let decision = decide(&scene(&pools, &brokers));
+    assert_eq!((decision.replicas["p"], decision.emptied["p"].len()), (0, 0));
 }
 
 /// A cluster as a model: brokers by place, partitions by owner, at most one change of hands at a time.

@@ -283,6 +283,7 @@ impl Default for Certificates {
 }
 
 #[derive(Clone, Debug, Default, Deserialize, Eq, JsonSchema, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase")]
 pub struct ClusterLanes {
     /// What names the lane of a record: names of headers, baggage/KEY or tracestate/KEY; the broker's
     /// own list when empty.
@@ -292,6 +293,11 @@ pub struct ClusterLanes {
     /// Whether topics are created with lanes on.
     #[serde(default)]
     pub default: bool,
+    /// First of the 90 ports from which each lane gets its own at lane-routers; 19100 when not set. Where a LaneRouter
+    /// is of type NodePort they must be ports of nodes. A lane keeps the port that it was given.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 1024, max = 65000))]
+    pub port_first: Option<i32>,
 }
 
 #[derive(Clone, Debug, Default, Deserialize, Eq, JsonSchema, PartialEq, Serialize)]

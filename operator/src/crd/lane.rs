@@ -63,6 +63,9 @@ pub struct LaneStatus {
     /// HOST:PORT for the lane's workloads.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub address: Option<String>,
+    /// The same for workloads that are not in this Kubernetes, where a LaneRouter leads out of it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub outside: Option<String>,
     /// Records of the lane that wait for its consumers; not set where it is not known.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub held_records: Option<i64>,
@@ -107,6 +110,7 @@ impl Conditions for LaneStatus {
 #[x_kube(validation = Rule::new("self.clusterRef == oldSelf.clusterRef").message("spec.clusterRef is immutable: make another LaneRouter"))]
 #[x_kube(validation = Rule::new("self.type == 'Internal' || self.insecure || (has(self.tls) && self.authentication.type == 'TLS')").message("a LaneRouter of type NodePort or LoadBalancer leaves the cluster: set spec.tls and spec.authentication.type: TLS, or spec.insecure: true"))]
 #[x_kube(validation = Rule::new("self.authentication.type != 'TLS' || has(self.tls)").message("spec.authentication.type TLS needs spec.tls: set spec.tls.generate: true or spec.tls.secretRef"))]
+#[x_kube(validation = Rule::new("(self.type != 'NodePort' || has(self.port)) && (self.type != 'Internal' || !has(self.port))").message("spec.port is needed with type NodePort (a port of nodes: 30000 to 32767 where Kubernetes is not told otherwise), may be set with type LoadBalancer, and goes with no other"))]
 #[x_kube(validation = Rule::new("!has(self.laneDomain) || has(self.tls)").message("spec.laneDomain needs spec.tls: a lane is told by the name in the TLS handshake"))]
 pub struct LaneRouterSpec {
     /// The BrokerCluster whose lanes these are.
@@ -114,9 +118,19 @@ pub struct LaneRouterSpec {
     #[serde(default = "one")]
     #[schemars(range(min = 0, max = 32))]
     pub replicas: i32,
-    /// Internal, NodePort or LoadBalancer. Each lane has a port of its own.
+    /// Internal, NodePort or LoadBalancer. Each lane has a port of its own (spec.lanes.portFirst of the BrokerCluster).
     #[serde(rename = "type", default)]
     pub type_: ListenerType,
+    /// NodePort, LoadBalancer: port of the listener that all lanes share; 9093 when not set. Through nodes every port is
+    /// the same inside and outside, so it and those of lanes must be ports of nodes.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 1024, max = 65535))]
+    pub port: Option<i32>,
+    /// Broker N of many is reached at a lane's port plus N times this; 1000 when not set. Larger than the number of
+    /// ports for lanes, and small enough that all of them are ports of nodes where the type is NodePort.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 1, max = 10000))]
+    pub broker_port_step: Option<i32>,
     /// Certificates that clients are shown; plain text when not set.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub tls: Option<Tls>,

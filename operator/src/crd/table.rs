@@ -375,7 +375,16 @@ fn links_and_lanes() -> Vec<Case> {
         changed("another name", lane("BOE", "a"), "/spec/name", json!("b"), Some("immutable")),
         good("a router", router(json!({}))),
         bad("a router open to the world", router(json!({ "type": "NodePort" })), "leaves the cluster"),
-        good("a router open on purpose", router(json!({ "type": "NodePort", "insecure": true }))),
+        good(
+            "a router open on purpose",
+            router(json!({ "type": "NodePort", "port": 31093, "insecure": true })),
+        ),
+        bad(
+            "a router at no port",
+            router(json!({ "type": "NodePort", "insecure": true })),
+            "spec.port is needed",
+        ),
+        bad("a router inside at a port", router(json!({ "port": 31093 })), "spec.port is needed"),
         bad(
             "a domain without TLS",
             router(json!({ "laneDomain": "lanes.example" })),

@@ -14,6 +14,7 @@ use kube::api::ListParams;
 use kube::runtime::events::EventType;
 use tonic::Code;
 
+use super::outside;
 use crate::conditions::{Verdict, after};
 use crate::context::{Context, is_paused};
 use crate::controller::{Again, Reconciled};
@@ -73,6 +74,8 @@ async fn bring(cx: &Context, lane: &Lane, status: &mut LaneStatus) -> Result<Vec
         // What the region says of the name, or of ports that are used up.
         Err(error) => return refused("Refused", error.message().to_owned()),
     };
+    let port = told.lane.as_ref().map_or(0, |told| told.port);
+    status.outside = outside::of_lane(cx, &region, lane, port).await?;
     Ok(judge(&told, status))
 }
 

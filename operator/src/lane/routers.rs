@@ -1,5 +1,6 @@
-//! LaneRouter: a Deployment of lane-routers, its configuration, and the headless Service that clients know them by.
-//! What a router serves it learns from the control service, so a lane more changes nothing here.
+//! LaneRouter: a Deployment of lane-routers, its configuration, and the Service that clients know them by: a headless one, or
+//! one that leaves the cluster (`outside`). What a router serves it learns from the control service, so a lane more changes
+//! neither pods nor configuration.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -13,14 +14,16 @@ use k8s_openapi::api::core::v1::{ConfigMap, Service};
 use kube::ResourceExt as _;
 use serde_json::{Value, json};
 
+use super::outside;
 use crate::apply::{Owner, digest, typed};
 use crate::conditions::{Verdict, after};
 use crate::context::{Context, is_paused};
 use crate::controller::{Again, Reconciled};
-use crate::crd::{AuthenticationType, LaneRouter, LaneRouterStatus, ListenerType, PullPolicy};
+use crate::crd::{AuthenticationType, LaneRouter, LaneRouterStatus, PullPolicy};
 use crate::failure::Failure;
 use crate::names::{
     CLUSTER, COMPONENT, CONFIG_HASH, CONTROL_PORT, HTTP_PORT, INTERNAL_PORT, LANE_SHARED_PORT,
+    OUTSIDE_ROUTER, ROUTER,
 };
 use crate::region::Region;
 
@@ -33,6 +36,8 @@ pub fn reconcile(cx: Arc<Context>, router: Arc<LaneRouter>) -> BoxFuture<'static
         let mut status = router.status.clone().unwrap_or_default();
         let verdict = match bring(&cx, &router, &mut status).await {
             Ok(verdict) => verdict,
+            Err(Failure::DataPlane(text)) => Verdict::no("Ready", "ClusterNotReady", text),
+            Err(refused) if refused.is_invalid() => Verdict::no("Ready", "Refused", refused.to_string()),
             Err(foreign @ Failure::Foreign { .. }) => Verdict::no("Ready", "NameTaken", foreign.to_string()),
             Err(other) => return Err(other),
         };
@@ -50,13 +55,18 @@ async fn bring(cx: &Context, router: &LaneRouter, status: &mut LaneRouterStatus)
         let text = format!("there is no BrokerCluster {}", router.spec.cluster_ref.name);
         return Ok(Verdict::no("Ready", "ClusterNotFound", text));
     };
-    if router.spec.type_ != ListenerType::Internal {
-        let text = "spec.type: Internal is all there is so far: each lane has a port of its own, which no Service declares";
-        return Ok(Verdict::no("Ready", "TypeNotSupported", text));
-    }
-    let made = make(&region, router, &region.image(cx))?;
     let owner = Owner::of(router);
-    cx.apply(&owner, &made.service).await?;
+    let host = match outside::is_outside(router) {
+        false => region.names.host_of(&region.names.lanes()),
+        true => match outside::bring(cx, &region, router, &owner).await? {
+            Ok(host) => host,
+            Err(why) => return Ok(Verdict::no("Ready", "EndpointPending", why)),
+        },
+    };
+    let made = make(&region, router, &region.image(cx), &host)?;
+    if let Some(service) = &made.service {
+        cx.apply(&owner, service).await?;
+    }
     cx.apply(&owner, &made.config).await?;
     cx.apply(&owner, &made.pods).await?;
 
@@ -65,9 +75,15 @@ async fn bring(cx: &Context, router: &LaneRouter, status: &mut LaneRouterStatus)
     let current = live.as_ref().is_some_and(|live| live.metadata.generation == seen.observed_generation);
     status.replicas = seen.replicas.unwrap_or(0);
     status.ready_replicas = seen.ready_replicas.unwrap_or(0);
-    status.selector =
-        selector(&region).iter().map(|(key, value)| format!("{key}={value}")).collect::<Vec<_>>().join(",");
-    status.endpoint = Some(format!("{}:{LANE_SHARED_PORT}", region.names.host_of(&region.names.lanes())));
+    status.selector = selector(&region, router)
+        .iter()
+        .map(|(key, value)| format!("{key}={value}"))
+        .collect::<Vec<_>>()
+        .join(",");
+    status.endpoint = match outside::is_outside(router) {
+        false => Some(format!("{host}:{LANE_SHARED_PORT}")),
+        true => outside::shown(cx, &region, router, &host).await?,
+    };
     let (ready, wanted) = (status.ready_replicas, router.spec.replicas);
     let text = format!("{ready} of {wanted} are ready");
     Ok(match current && seen.updated_replicas.unwrap_or(0) >= wanted && ready >= wanted {
@@ -77,25 +93,43 @@ async fn bring(cx: &Context, router: &LaneRouter, status: &mut LaneRouterStatus)
 }
 
 struct Made {
-    service: Service,
+    /// The headless one; routers that leave the cluster have another.
+    service: Option<Service>,
     config: ConfigMap,
     pods: Deployment,
 }
 
-fn selector(region: &Region) -> BTreeMap<String, String> {
-    [(CLUSTER, region.names.cluster.as_str()), (COMPONENT, "lane-router")]
-        .map(|(key, value)| (key.to_owned(), value.to_owned()))
-        .into()
+/// What is told apart by labels: those inside are all behind one Service, each router that leaves has one of its own.
+pub(super) fn selector(region: &Region, router: &LaneRouter) -> BTreeMap<String, String> {
+    let mut selector: BTreeMap<&str, String> = [(CLUSTER, region.names.cluster.clone())].into();
+    if outside::is_outside(router) {
+        selector.insert(COMPONENT, OUTSIDE_ROUTER.to_owned());
+        selector.insert(ROUTER, router.name_any());
+    } else {
+        selector.insert(COMPONENT, "lane-router".to_owned());
+    }
+    selector.into_iter().map(|(key, value)| (key.to_owned(), value)).collect()
+}
+
+pub(super) fn labels(region: &Region, router: &LaneRouter) -> BTreeMap<String, String> {
+    let mut labels = region.names.labels("lane-router");
+    labels.extend(selector(region, router));
+    labels
+}
+
+/// Port of the shared listener.
+pub(super) fn shared_port(router: &LaneRouter) -> i32 {
+    router.spec.port.unwrap_or(LANE_SHARED_PORT)
 }
 
 fn pods_of(router: &str) -> String {
     format!("{router}-lane-router")
 }
 
-fn make(region: &Region, router: &LaneRouter, image: &str) -> Result<Made, Failure> {
-    let (name, labels) = (pods_of(&router.name_any()), region.names.labels("lane-router"));
-    let text = config(region, router);
-    let selector = selector(region);
+fn make(region: &Region, router: &LaneRouter, image: &str, host: &str) -> Result<Made, Failure> {
+    let (name, labels) = (pods_of(&router.name_any()), labels(region, router));
+    let text = config(region, router, host);
+    let selector = selector(region, router);
     let service = json!({
         "metadata": { "name": region.names.lanes(), "labels": labels },
         // Headless: a client reaches every port of a router, that of its lane too.
@@ -120,7 +154,8 @@ fn make(region: &Region, router: &LaneRouter, image: &str) -> Result<Made, Failu
             },
         },
     });
-    Ok(Made { service: typed(service)?, config: typed(map)?, pods: typed(pods)? })
+    let service = (!outside::is_outside(router)).then(|| typed(service)).transpose()?;
+    Ok(Made { service, config: typed(map)?, pods: typed(pods)? })
 }
 
 /// Secret with the certificate that clients are shown.
@@ -151,6 +186,10 @@ fn pod(region: &Region, router: &LaneRouter, image: &str) -> Value {
         volumes.push(json!({ "name": "clients", "secret": { "secretName": secret, "defaultMode": 0o440 } }));
         mounts.push(json!({ "name": "clients", "mountPath": "/etc/sealane/clients" }));
     }
+    // It stands in the configuration where a port of the node is told.
+    let env = outside::is_outside(router).then(
+        || json!([{ "name": "HOST_IP", "valueFrom": { "fieldRef": { "fieldPath": "status.hostIP" } } }]),
+    );
     json!({
         "automountServiceAccountToken": false,
         "enableServiceLinks": false,
@@ -163,8 +202,9 @@ fn pod(region: &Region, router: &LaneRouter, image: &str) -> Value {
             "image": image,
             "imagePullPolicy": pull,
             "args": ["lane-router", "--config", "/etc/sealane/lane-router/lane-router.toml"],
+            "env": env,
             "ports": [
-                { "name": "shared", "containerPort": LANE_SHARED_PORT, "protocol": "TCP" },
+                { "name": "shared", "containerPort": shared_port(router), "protocol": "TCP" },
                 { "name": "http", "containerPort": HTTP_PORT, "protocol": "TCP" },
             ],
             "readinessProbe": { "httpGet": { "path": "/readyz", "port": "http" }, "periodSeconds": 2 },
@@ -182,10 +222,10 @@ fn pod(region: &Region, router: &LaneRouter, image: &str) -> Value {
     })
 }
 
-fn config(region: &Region, router: &LaneRouter) -> String {
+fn config(region: &Region, router: &LaneRouter, host: &str) -> String {
     let names = &region.names;
     let brokers = names.host_of(&names.brokers());
-    let host = router.spec.advertised_host.clone().unwrap_or_else(|| names.host_of(&names.lanes()));
+    let host = router.spec.advertised_host.as_deref().unwrap_or(host);
     let auth = match router.spec.authentication.type_ {
         AuthenticationType::None => "none",
         AuthenticationType::TLS => "required",
@@ -193,9 +233,13 @@ fn config(region: &Region, router: &LaneRouter) -> String {
     let mut text = format!(
         "broker = \"{brokers}:{INTERNAL_PORT}\"\nbroker_server_name = \"sealane-broker\"\n\
          control = \"{brokers}:{CONTROL_PORT}\"\ncontrol_tls = true\n\
-         bind = \"0.0.0.0:{LANE_SHARED_PORT}\"\nlane_bind_host = \"0.0.0.0\"\nadvertised_host = {host:?}\n\
-         http_bind = \"0.0.0.0:{HTTP_PORT}\"\nclient_auth = {auth:?}\n"
+         bind = \"0.0.0.0:{}\"\nlane_bind_host = \"0.0.0.0\"\nadvertised_host = {host:?}\n\
+         http_bind = \"0.0.0.0:{HTTP_PORT}\"\nclient_auth = {auth:?}\n",
+        shared_port(router)
     );
+    if let Some(step) = router.spec.broker_port_step {
+        let _ = writeln!(text, "broker_port_step = {step}");
+    }
     if let Some(domain) = &router.spec.lane_domain {
         let _ = writeln!(text, "lane_domain = {domain:?}");
     }
@@ -227,19 +271,23 @@ mod tests {
             namespace: "sea".to_owned(),
             domain: "cluster.local".to_owned(),
         };
-        Region { cluster: BrokerCluster::new("east", BrokerClusterSpec::default()), names }
+        Region {
+            cluster: BrokerCluster::new("east", BrokerClusterSpec::default()),
+            names,
+            etcd_identity: false,
+        }
     }
 
     #[test]
     fn the_configuration_reads_and_shows_clients_a_certificate_only_when_told() {
         let plain = LaneRouter::new("lanes", LaneRouterSpec::default());
-        let parsed: toml::Value = toml::from_str(&config(&region(), &plain)).expect("TOML");
+        let parsed: toml::Value = toml::from_str(&config(&region(), &plain, "h")).expect("TOML");
         assert_eq!(parsed["control"].as_str(), Some("east-brokers.sea.svc.cluster.local:9094"));
-        assert_eq!(parsed["advertised_host"].as_str(), Some("east-lanes.sea.svc.cluster.local"));
+        assert_eq!(parsed["advertised_host"].as_str(), Some("h"));
         assert_eq!(parsed.get("client_tls"), None);
         let tls = Some(Tls { generate: true, ..Tls::default() });
         let secure = LaneRouter::new("lanes", LaneRouterSpec { tls, ..LaneRouterSpec::default() });
-        let parsed: toml::Value = toml::from_str(&config(&region(), &secure)).expect("TOML");
+        let parsed: toml::Value = toml::from_str(&config(&region(), &secure, "h")).expect("TOML");
         assert_eq!(parsed["client_tls"]["cert"].as_str(), Some("/etc/sealane/clients/tls.crt"));
     }
 }

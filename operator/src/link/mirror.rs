@@ -73,16 +73,33 @@ async fn bring(
             return Ok(vec![joined, Verdict::no("Ready", reason, text)]);
         }
     };
+    status.direction = Some(if link.spec.paused { "none" } else { "both" }.to_owned());
+    let ready = match report(cx, link, &region).await {
+        Ok(report) => said::judge(&link.spec, &report, status),
+        // Who has joined is known without the brokers.
+        Err(Failure::DataPlane(text)) => {
+            said::clear(status, "Unknown");
+            Verdict::no("Ready", "ClusterNotReady", text)
+        }
+        Err(other) => return Err(other),
+    };
+    Ok(vec![joined, ready])
+}
+
+/// Sets the link's policy, and asks how it stands.
+async fn report(
+    cx: &Context,
+    link: &MirrorLink,
+    region: &Region,
+) -> Result<v1::MirrorStatusResponse, Failure> {
     let mut control = region.control(cx).await?;
     let called = async {
         set(&mut control, &link.spec).await?;
         control.mirror_status(v1::MirrorStatusRequest {}).await
     };
-    let report =
-        called.await.map_err(|error| Failure::DataPlane(format!("control service: {}", error.message())))?;
-    let ready = said::judge(&link.spec, &report.into_inner(), status);
-    status.direction = Some(if link.spec.paused { "none" } else { "both" }.to_owned());
-    Ok(vec![joined, ready])
+    let report = called.await;
+    let silent = |error: tonic::Status| Failure::DataPlane(format!("control service: {}", error.message()));
+    Ok(report.map_err(silent)?.into_inner())
 }
 
 /// Sets the link's policy where it is another.

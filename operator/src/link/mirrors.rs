@@ -16,8 +16,8 @@ use kube::api::ListParams;
 use serde_json::{Value, json};
 
 use super::peers::Peer;
-use crate::apply::{Owner, digest, typed};
-use crate::context::{Context, is_paused};
+use crate::apply::{Claim, Owner, digest, typed};
+use crate::context::{Context, Kind, is_paused};
 use crate::controller::{Again, Reconciled};
 use crate::crd::{BrokerCluster, ListenerType, Mirror, MirrorLink, PullPolicy};
 use crate::failure::Failure;
@@ -30,8 +30,11 @@ pub fn reconcile(cx: Arc<Context>, cluster: Arc<BrokerCluster>) -> BoxFuture<'st
         if cluster.metadata.deletion_timestamp.is_some() || is_paused(&*cluster) {
             return Ok(again);
         }
-        let Some(mirror) = &cluster.spec.mirror else { return Ok(again) };
         let region = Region::of(&cx, &cluster);
+        let Some(mirror) = &cluster.spec.mirror else {
+            remove(&cx, &region, &Owner::of(&*cluster)).await?;
+            return Ok(again);
+        };
         let ends = ends(&cx, &region).await?;
         let made = make(&region, mirror, &region.image(&cx), &ends)?;
         let owner = Owner::of(&*cluster);
@@ -41,6 +44,24 @@ pub fn reconcile(cx: Arc<Context>, cluster: Arc<BrokerCluster>) -> BoxFuture<'st
         Ok(again)
     }
     .boxed()
+}
+
+/// Takes away what a former spec asked for. The pods go last: while they are there, something may be left to do.
+async fn remove(cx: &Context, region: &Region, owner: &Owner) -> Result<(), Failure> {
+    async fn one<K: Kind>(cx: &Context, name: &str, owner: &Owner) -> Result<(), Failure> {
+        let found = cx.api::<K>(&owner.namespace).get_opt(name).await?;
+        match found.filter(|found| owner.claim(found.meta()) == Claim::Ours) {
+            Some(found) => cx.delete(&found).await,
+            None => Ok(()),
+        }
+    }
+    let name = region.names.mirror();
+    if cx.api::<Deployment>(&owner.namespace).get_opt(&name).await?.is_none() {
+        return Ok(());
+    }
+    one::<Service>(cx, &name, owner).await?;
+    one::<ConfigMap>(cx, &name, owner).await?;
+    one::<Deployment>(cx, &name, owner).await
 }
 
 /// The other end of a link that is to be kept.
@@ -212,7 +233,11 @@ mod tests {
             namespace: "sea".to_owned(),
             domain: "cluster.local".to_owned(),
         };
-        Region { cluster: BrokerCluster::new("east", crate::crd::BrokerClusterSpec::default()), names }
+        Region {
+            cluster: BrokerCluster::new("east", crate::crd::BrokerClusterSpec::default()),
+            names,
+            etcd_identity: false,
+        }
     }
 
     fn end(peer: &str, address: Option<&str>, authority: &str) -> End {

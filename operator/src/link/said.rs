@@ -47,7 +47,8 @@ fn verdict(spec: &MirrorLinkSpec, link: &Link, status: &MirrorLinkStatus) -> Ver
     }
 }
 
-fn clear(status: &mut MirrorLinkStatus, state: &str) {
+/// Nobody says how it stands: what was said before is not known to be so any more.
+pub fn clear(status: &mut MirrorLinkStatus, state: &str) {
     status.state = Some(state.to_owned());
     (status.lag, status.lag_seconds, status.lag_records, status.rtt_milliseconds) = (None, None, None, None);
     status.worst_topics.clear();

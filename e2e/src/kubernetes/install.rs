@@ -1,0 +1,55 @@
+//! What tests on the control plane alone begin with: the operator's rights without its Deployment, a namespace that lets it
+//! in, and clusters of one broker.
+
+use anyhow::{Result, ensure};
+
+use super::{Kubectl, condition, manifests, wait_for};
+
+/// A namespace with the RoleBinding that lets the operator in, in YAML.
+pub fn place(namespace: &str) -> String {
+    format!(
+        "apiVersion: v1\nkind: Namespace\nmetadata: {{name: {namespace}}}\n---\n\
+         apiVersion: rbac.authorization.k8s.io/v1\nkind: RoleBinding\n\
+         metadata: {{name: sealane-operator, namespace: {namespace}}}\n\
+         roleRef: {{apiGroup: rbac.authorization.k8s.io, kind: ClusterRole, name: sealane-operator}}\n\
+         subjects: [{{kind: ServiceAccount, name: sealane-operator, namespace: sealane-system}}]\n"
+    )
+}
+
+/// BrokerCluster and BrokerPool of one broker that keeps its data, all of this name; `more` is added to the cluster's spec.
+pub fn alone(namespace: &str, name: &str, more: &str) -> String {
+    format!(
+        "apiVersion: sealane.io/v1alpha1\nkind: BrokerCluster\nmetadata: {{name: {name}, namespace: {namespace}}}\n\
+         spec:\n  region: {name}\n  storage: {{type: Disk, size: 1Gi}}\n  metadata: {{type: Embedded}}\n  \
+         listeners: [{{name: plain, port: 9092}}]\n{more}---\n\
+         apiVersion: sealane.io/v1alpha1\nkind: BrokerPool\nmetadata: {{name: {name}, namespace: {namespace}}}\n\
+         spec: {{clusterRef: {{name: {name}}}, replicas: 1}}\n"
+    )
+}
+
+impl Kubectl {
+    /// The custom resources and everything of the operator; its pods stay Pending where there is no node.
+    pub fn install(&self) -> Result<()> {
+        let place = |folder: &str| manifests().join(folder).display().to_string();
+        self.run(&["apply", "-k", &place("crd")])?;
+        self.run(&["apply", "-k", &place("install/operator")])?;
+        self.established()
+    }
+
+    /// Waits for the custom resources.
+    pub fn established(&self) -> Result<()> {
+        let wait = ["wait", "--for=condition=Established", "crd", "--all", "--timeout=60s"];
+        self.run(&wait).map(drop)
+    }
+
+    /// Waits until the condition Ready has this reason, and a message with it.
+    pub fn wait_reason(&self, namespace: &str, what: &str, wanted: &str) -> Result<String> {
+        wait_for(&format!("{what} in {namespace} to say {wanted}"), || {
+            let ready = condition(&self.object(namespace, what)?, "Ready");
+            let message = ready.as_ref().and_then(|ready| ready["message"].as_str()).unwrap_or_default();
+            let told = ready.as_ref().is_some_and(|ready| ready["reason"] == wanted);
+            ensure!(told && !message.is_empty(), "it says {ready:?}");
+            Ok(Some(message.to_owned()))
+        })
+    }
+}
