@@ -86,6 +86,10 @@ kube action="up" region="1":
 test-kubernetes *args:
     cargo test --workspace --features kubernetes --test 'kubernetes*' {{args}} -- --test-threads 1
 
+# Outages of the API server at full length (root): what the operator, its watches and the data plane make of them.
+outage seconds="600":
+    SEALANE_OUTAGE_SECONDS={{seconds}} cargo test --workspace --features kubernetes --test kubernetes_operator --test kubernetes_faults away -- --test-threads 1
+
 # The S3 tests on SeaweedFS in place of gofakes3; its first build takes minutes.
 seaweed:
     SEALANE_S3=seaweed cargo test --workspace --features cluster --lib remote::s3 -- --test-threads 1

@@ -10,6 +10,7 @@ use anyhow::{Context, Result, ensure};
 use e2e::kubernetes::{
     Load, Many, Region, Stores, Story, condition, fewest_ready, ids, lives, wait_for, with_report,
 };
+use e2e::stores::s3::S3;
 use serde_json::Value;
 
 #[test]
@@ -44,6 +45,7 @@ fn a_deleted_pool_is_emptied_first_and_a_twin_that_asks_nobody_takes_every_broke
         load.until_more(300)?;
         println!("{} records, each there once", load.judge()?);
 
+        a_bucket_that_denies_is_told_and_healed_when_it_does_not(&many)?;
         the_twin_takes_every_broker_away(&many)?;
         many.region.judge_logs()
     })
@@ -58,6 +60,28 @@ fn were_emptied(told: &[(String, Value)], wanted: &BTreeSet<i64>) -> Result<()> 
         .filter_map(|broker| broker["id"].as_i64())
         .collect();
     ensure!(drained == *wanted, "drained were {drained:?}, not {wanted:?}");
+    Ok(())
+}
+
+/// Another cluster beside, whose store does not let it in; somebody makes the bucket. Its last pool has nobody to give to.
+fn a_bucket_that_denies_is_told_and_healed_when_it_does_not(many: &Many) -> Result<()> {
+    let kubectl = many.kubectl();
+    let store = many.stores.spec().replace(&format!("bucket: {}", S3::BUCKET), "bucket: absent");
+    kubectl.apply(&format!(
+        "apiVersion: sealane.io/v1alpha1\nkind: BrokerCluster\nmetadata: {{name: poor, namespace: sealane}}\n\
+         spec:\n  region: poor\n{store}  listeners: [{{name: plain, port: 9092}}]\n---\n\
+         apiVersion: sealane.io/v1alpha1\nkind: BrokerPool\nmetadata: {{name: poor, namespace: sealane}}\n\
+         spec: {{clusterRef: {{name: poor}}, replicas: 1}}\n"
+    ))?;
+    let said = kubectl.wait_reason("sealane", "brokercluster/poor", "CrashLooping")?;
+    ensure!(said.contains("kubectl logs poor-0"), "it does not say where to look: {said}");
+    let log = kubectl.run(&["logs", "-n", "sealane", "poor-0", "--previous"])?;
+    ensure!(log.contains("absent"), "its log does not name the bucket: {log}");
+    many.stores.s3.make_bucket("absent")?;
+    kubectl.wait_condition("sealane", "brokercluster/poor", "Ready", "True")?;
+    kubectl.run(&["delete", "-n", "sealane", "brokerpool/poor", "--timeout=120s"])?;
+    kubectl.run(&["delete", "-n", "sealane", "brokercluster/poor"])?;
+    many.region.allow_error("absent");
     Ok(())
 }
 

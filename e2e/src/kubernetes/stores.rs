@@ -20,6 +20,8 @@ pub struct Stores {
     etcd: Etcd,
     /// What brokers need for an etcd that speaks TLS: its authority, and a certificate with its key.
     tls: Option<(String, String)>,
+    /// Of etcd's own certificate, which it reads again for each connection.
+    _files: Option<tempfile::TempDir>,
 }
 
 impl Stores {
@@ -35,8 +37,8 @@ impl Stores {
         let server = authority.leaf("etcd", &["127.0.0.1", &MACHINE.to_string()])?;
         let own = fs::read_to_string(authority.leaf("broker", &[])?.cert)?;
         let ca = fs::read_to_string(server.ca.as_ref().context("it has an authority")?)?;
-        // It has read its files when it serves.
-        Stores::with(Etcd::start_tls(&server)?, Some((ca, own)))
+        let stores = Stores::with(Etcd::start_tls(&server)?, Some((ca, own)))?;
+        Ok(Stores { _files: Some(dir), ..stores })
     }
 
     fn with(etcd: Etcd, tls: Option<(String, String)>) -> Result<Stores> {
@@ -48,7 +50,7 @@ impl Stores {
             ways.push(way(address.parse()?)?);
         }
         let way_to_s3 = way(s3.address())?;
-        Ok(Stores { s3, ways, way_to_s3, etcd, tls })
+        Ok(Stores { s3, ways, way_to_s3, etcd, tls, _files: None })
     }
 
     /// In `spec.metadata` and `spec.storage` of a BrokerCluster, in YAML, with the Secrets that they name.

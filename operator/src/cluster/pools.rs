@@ -127,14 +127,15 @@ const FINALIZER: &str = "sealane.io/broker-pool";
 
 #[cfg(test)]
 mod tests {
+    use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+
     use super::*;
     use crate::crd::{BrokerPoolSpec, Ref};
 
     fn pool(going: bool) -> BrokerPool {
         let spec = BrokerPoolSpec { cluster_ref: Ref::to("east"), ..BrokerPoolSpec::default() };
         let mut pool = BrokerPool::new("a", spec);
-        pool.metadata.deletion_timestamp =
-            going.then(|| k8s_openapi::apimachinery::pkg::apis::meta::v1::Time(jiff::Timestamp::UNIX_EPOCH));
+        pool.metadata.deletion_timestamp = going.then_some(Time(jiff::Timestamp::UNIX_EPOCH));
         pool
     }
 
