@@ -17,6 +17,7 @@ use crate::control;
 use crate::partition::Flusher;
 use crate::server::{BindError, BoundListener};
 use crate::topics::{TopicError, TopicRegistry};
+use crate::waiting::Waits;
 
 /// Why a broker does not start; each names the thing.
 #[derive(Debug, thiserror::Error)]
@@ -68,7 +69,7 @@ pub async fn start(config: Config, service: ServiceHandle) -> Result<Running, St
 type Identified = (Arc<dyn SegmentStore>, Arc<dyn MetaStore>, Identity, Option<Joining>);
 
 /// Who this broker is on its stores, and what it joins.
-async fn identified(stores: Stores, config: &Config) -> Result<Identified, StartError> {
+async fn identified(stores: Stores, config: &Config, waits: &Waits) -> Result<Identified, StartError> {
     match stores {
         Stores::Own(store, meta) => {
             let identity = Identity::load(&*meta, &config.region).await?;
@@ -76,7 +77,7 @@ async fn identified(stores: Stores, config: &Config) -> Result<Identified, Start
         }
         Stores::Cluster(stores) => {
             let meta = stores.meta.clone();
-            let joining = Joining::prepare(config, stores).await?;
+            let joining = Joining::prepare(config, stores, waits).await?;
             // Partitions bring the store of the life that took them over.
             let store: Arc<dyn SegmentStore> = Arc::new(segment::Memory::new());
             Ok((store, meta, joining.identity.clone(), Some(joining)))
@@ -90,7 +91,14 @@ pub async fn start_on(
     mut config: Config,
     service: ServiceHandle,
 ) -> Result<Running, StartError> {
-    let (store, meta, identity, joining) = identified(stores, &config).await?;
+    // First of all: whoever asks is to hear that it lives, and what it waits for.
+    let waits = Waits::default();
+    if !config.http_bind.is_empty() {
+        serve_http(&service, config.http_bind.clone()).await?;
+    }
+    let waiting = waits.clone();
+    service.on_probe(move || waiting.troubles());
+    let (store, meta, identity, joining) = identified(stores, &config, &waits).await?;
     let mut bound = Vec::new();
     for listener in &config.listeners {
         bound.push(BoundListener::bind(listener).await?);
@@ -99,10 +107,6 @@ pub async fn start_on(
     let flusher = Flusher::start(config.flush_threads as usize, interval, config.inflight_produce_bytes_max)
         .map_err(StartError::Thread)?;
     let listeners = bound.iter().map(|b| b.info.clone()).collect();
-    let http = match config.http_bind.is_empty() {
-        true => None,
-        false => Some(config.http_bind.clone()),
-    };
     let control = control::bind(&config).await?;
     if config.control_bind.ends_with(":0") {
         // Others are told where it is.
@@ -124,9 +128,6 @@ pub async fn start_on(
         lane_exists,
         cluster: joining.as_ref().map(|joining| joining.cluster.clone()),
     });
-    if let Some(address) = http {
-        serve_http(&service, address).await?;
-    }
     let is_alone = joining.is_none();
     if let Some(peers) = &broker.peers {
         directory.share(peers.clone());

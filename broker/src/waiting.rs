@@ -3,7 +3,32 @@
 //! A runtime of one thread is a simulation's: there everything is done where it is asked for, so that no
 //! time passes meanwhile.
 
+use std::fmt::Display;
+use std::sync::Arc;
+
+use chassis::Trouble;
+use parking_lot::Mutex;
 use tokio::runtime::{Handle, RuntimeFlavor};
+
+/// What a broker that starts waits for, in a sentence: for its log, and for whoever asks whether it is ready.
+#[derive(Clone, Debug, Default)]
+pub struct Waits(Arc<Mutex<Option<String>>>);
+
+impl Waits {
+    /// `what` does not answer, and is asked again.
+    pub fn on(&self, what: &str, error: &dyn Display) {
+        tracing::warn!(%error, "{what} does not answer; waiting for it");
+        *self.0.lock() = Some(format!("{what} does not answer: {error}"));
+    }
+
+    pub fn over(&self) {
+        *self.0.lock() = None;
+    }
+
+    pub fn troubles(&self) -> Vec<Trouble> {
+        self.0.lock().clone().map(Trouble::Unready).into_iter().collect()
+    }
+}
 
 /// Does what may wait for a remote store on a thread of the runtime. The other tasks of this thread go on
 /// elsewhere meanwhile, the one that renews the lease before all.

@@ -204,7 +204,8 @@ impl World {
         let cluster = ClusterConfig { identity: name.clone(), sweep_ms: 5_000, ..ClusterConfig::default() };
         let config = Config { listeners: Vec::new(), cluster: Some(cluster), ..Config::default() };
         let stores = ClusterStores { meta: Arc::new(meta.clone()), remote: Arc::new(remote.clone()) };
-        let mut joining = Joining::prepare(&config, stores).await.expect("nothing fails yet");
+        let mut joining =
+            Joining::prepare(&config, stores, &Default::default()).await.expect("nothing fails yet");
         joining.options = small();
         let defaults = TopicDefaults::new(Overrides::default()).expect("there are none");
         let topics =

@@ -15,7 +15,7 @@ use crate::broker::{Broker, Identity, IdentityError};
 use crate::config::{ClusterConfig, Config, Role};
 use crate::partition::Durability;
 use crate::service::StartError;
-use crate::waiting;
+use crate::waiting::{self, Waits};
 
 /// Between two tries of a store that does not answer.
 const RETRY: Duration = Duration::from_secs(1);
@@ -32,7 +32,11 @@ pub struct Joining {
 
 impl Joining {
     /// Takes the broker's id. Waits for a metadata store that does not answer, and says so.
-    pub async fn prepare(config: &Config, stores: ClusterStores) -> Result<Joining, StartError> {
+    pub async fn prepare(
+        config: &Config,
+        stores: ClusterStores,
+        waits: &Waits,
+    ) -> Result<Joining, StartError> {
         let of_cluster = config.cluster.clone().unwrap_or_default();
         if config.durability != Durability::Sync {
             let reason =
@@ -47,7 +51,7 @@ impl Joining {
             let id = match broker_id(&*stores.meta, &name).await {
                 Ok(id) => id,
                 Err(error) if error.is_retryable() => {
-                    tracing::warn!(%error, "the metadata store does not answer; waiting for it");
+                    waits.on("the metadata store", &error);
                     tokio::time::sleep(RETRY).await;
                     continue;
                 }
@@ -55,13 +59,14 @@ impl Joining {
             };
             let identity = match Identity::in_cluster(&*stores.meta, &config.region, id).await {
                 Err(IdentityError::Meta(error)) if error.is_retryable() => {
-                    tracing::warn!(%error, "the metadata store does not answer; waiting for it");
+                    waits.on("the metadata store", &error);
                     tokio::time::sleep(RETRY).await;
                     continue;
                 }
                 identity => identity?,
             };
-            claim(&stores, identity.cluster_id.as_str()).await?;
+            claim(&stores, identity.cluster_id.as_str(), waits).await?;
+            waits.over();
             let cluster = Arc::new(Cluster::new(id));
             let options = options(&of_cluster);
             return Ok(Joining { cluster, identity, stores, config: of_cluster, options, name });
@@ -116,8 +121,8 @@ impl Joining {
 }
 
 /// The store belongs to the first cluster that used it: what another keeps there would not be found here.
-async fn claim(stores: &ClusterStores, id: &str) -> Result<(), StartError> {
-    let (remote, id) = (stores.remote.clone(), id.to_owned());
+async fn claim(stores: &ClusterStores, id: &str, waits: &Waits) -> Result<(), StartError> {
+    let (remote, id, waits) = (stores.remote.clone(), id.to_owned(), waits.clone());
     let claimed = waiting::blocking(move || {
         let name = StorePath::parse("cluster-id").map_err(|error| StoreError::Io(error.to_string()))?;
         loop {
@@ -129,7 +134,7 @@ async fn claim(stores: &ClusterStores, id: &str) -> Result<(), StartError> {
                     return Ok(Some(there).filter(|there| *there != id));
                 }
                 Err(error) if error.is_retryable() => {
-                    tracing::warn!(%error, "the store does not answer; waiting for it");
+                    waits.on("the store", &error);
                     std::thread::sleep(RETRY);
                 }
                 Err(error) => return Err(error),

@@ -1,7 +1,7 @@
 //! BrokerCluster and BrokerPool: one look at a cluster and its pools, and what follows from it.
 //!
 //! `plan` makes the objects (pure), `certificates` and `config` what is in them, `outside` finds where clients reach them, `sweep`
-//! removes what is not asked for any more; `brokers` asks the data plane, `roll` says which pod may go next (pure), `told` what
+//! removes what is not asked for any more; `brokers` and `probe` ask the data plane, `roll` says which pod may go next (pure), `told` what
 //! statuses say. This file observes, applies in an order in which nothing waits for what comes later, and takes the steps.
 //! Volumes are never deleted here.
 
@@ -13,6 +13,7 @@ mod outside;
 mod plan;
 mod pods;
 mod pools;
+mod probe;
 mod roll;
 mod sweep;
 mod told;
@@ -181,14 +182,13 @@ async fn bring(
         }
         let written = cx.apply(&Owner::of(pool), &set).await?;
         let known = !written && seen.sets.get(&pool.name_any()).and_then(brokers::revision).is_some();
-        progressing |= told::pool(cx, &region, pool, (&seen.pods, &seen.brokers), known, &decision).await?;
+        progressing |= told::pool(cx, &region, pool, &seen, known, &decision).await?;
     }
     take(cx, &region, &seen.pods, &mut decision).await?;
     status.plan = std::mem::take(&mut decision.plan);
     status.brokers = told::counts(&pools, &seen.pods);
     status.endpoints = reached.endpoints;
-    let pods = (&seen.pods[..], &seen.brokers[..]);
-    verdicts.extend(told::verdicts(&pools, &status.brokers, pods, progressing, &status.plan));
+    verdicts.extend(told::verdicts(&pools, &status.brokers, &seen, progressing, &status.plan));
     if status.cluster_id.is_none() && status.brokers.ready > 0 {
         let mut control = region.control(cx).await?;
         let info = control.cluster_info(v1::ClusterInfoRequest {}).await;
@@ -217,6 +217,8 @@ struct Seen {
     pods: Vec<Pod>,
     sets: BTreeMap<String, StatefulSet>,
     brokers: Vec<roll::Broker>,
+    /// What those that are not ready say of it, by pod.
+    said: BTreeMap<String, String>,
 }
 
 impl Seen {
@@ -229,9 +231,9 @@ impl Seen {
             let set = cx.api::<StatefulSet>(namespace).get_opt(&pool.name_any()).await?;
             sets.extend(set.map(|set| (pool.name_any(), set)));
         }
-        let answers = brokers::ask(cx, region).await?;
-        let brokers = brokers::seen(&pods, &sets, &answers);
-        Ok(Seen { pods, sets, brokers })
+        let (answers, said) = tokio::join!(brokers::ask(cx, region), probe::ask(&pods));
+        let brokers = brokers::seen(&pods, &sets, &answers?);
+        Ok(Seen { pods, sets, brokers, said })
     }
 
     fn decide(&self, region: &Region, pools: &[BrokerPool], status: &mut BrokerClusterStatus) -> Decision {

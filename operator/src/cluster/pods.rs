@@ -1,11 +1,15 @@
 //! Why pods are not ready, in one reason and one sentence. Pure.
 
+use std::collections::BTreeMap;
+
 use k8s_openapi::api::core::v1::Pod;
 use kube::ResourceExt as _;
 
-/// The worst that is wrong with any of these pods: a reason for a condition, and a sentence.
-pub fn trouble(pods: &[Pod]) -> Option<(&'static str, String)> {
-    let mut troubles: Vec<(usize, &'static str, String)> = pods.iter().filter_map(of_one).collect();
+/// The worst that is wrong with any of these pods: a reason for a condition, and a sentence. `said` is what those that run say
+/// themselves, by pod.
+pub fn trouble(pods: &[Pod], said: &BTreeMap<String, String>) -> Option<(&'static str, String)> {
+    let mut troubles: Vec<(usize, &'static str, String)> =
+        pods.iter().filter_map(|pod| of_one(pod, said)).collect();
     troubles.sort();
     troubles.into_iter().next().map(|(_, reason, text)| (reason, text))
 }
@@ -19,7 +23,7 @@ pub fn is_ready(pod: &Pod) -> bool {
             .any(|condition| condition.type_ == "Ready" && condition.status == "True")
 }
 
-fn of_one(pod: &Pod) -> Option<(usize, &'static str, String)> {
+fn of_one(pod: &Pod, said: &BTreeMap<String, String>) -> Option<(usize, &'static str, String)> {
     if is_ready(pod) {
         return None;
     }
@@ -60,5 +64,8 @@ fn of_one(pod: &Pod) -> Option<(usize, &'static str, String)> {
             _ => {}
         }
     }
-    Some((4, "Starting", format!("pod {name} is not ready")))
+    Some(match said.get(&name) {
+        Some(said) => (4, "BrokerWaits", format!("pod {name}: {said}")),
+        None => (5, "Starting", format!("pod {name} is not ready")),
+    })
 }

@@ -5,8 +5,9 @@ use k8s_openapi::api::core::v1::Pod;
 use kube::ResourceExt as _;
 use kube::runtime::events::EventType;
 
+use super::Seen;
 use super::pods;
-use super::roll::{Broker, Decision, safety};
+use super::roll::{Decision, safety};
 use crate::conditions::{Status, Verdict, after};
 use crate::context::Context;
 use crate::crd::{BrokerCluster, BrokerCounts, BrokerPool, BrokerPoolStatus, PoolBroker};
@@ -19,12 +20,12 @@ pub async fn pool(
     cx: &Context,
     region: &Region,
     pool: &BrokerPool,
-    seen: (&[Pod], &[Broker]),
+    seen: &Seen,
     known: bool,
     decision: &Decision,
 ) -> Result<bool, Failure> {
     let name = pool.name_any();
-    let (pods, brokers) = seen;
+    let (pods, brokers) = (&seen.pods, &seen.brokers);
     let mut own: Vec<Pod> =
         pods.iter().filter(|pod| pod.labels().get(POOL) == Some(&name)).cloned().collect();
     own.sort_by_key(|pod| pod.name_any());
@@ -55,7 +56,7 @@ pub async fn pool(
         // What waits for a person is not on its way.
         && own.iter().all(|pod| of(pod).is_some_and(|broker| (!broker.outdated || decision.waits) && !broker.going));
     let text = format!("{} of {wanted} brokers are ready", status.ready_replicas);
-    let verdicts = match (settled, pods::trouble(&own)) {
+    let verdicts = match (settled, pods::trouble(&own, &seen.said)) {
         (true, _) => [Verdict::yes("Ready", "Serving", text), Verdict::no("Progressing", "Settled", "")],
         (false, Some((reason, why))) => {
             [Verdict::no("Ready", reason, why), Verdict::yes("Progressing", reason, text)]
@@ -81,11 +82,10 @@ pub fn counts(pools: &[BrokerPool], pods: &[Pod]) -> BrokerCounts {
 pub fn verdicts(
     pools: &[BrokerPool],
     counts: &BrokerCounts,
-    seen: (&[Pod], &[Broker]),
+    seen: &Seen,
     progressing: bool,
     plan: &[String],
 ) -> Vec<Verdict> {
-    let (pods, brokers) = seen;
     let brief = format!("{} brokers are ready", counts.summary);
     let way = plan.first().cloned().unwrap_or_else(|| brief.clone());
     let mut verdicts = vec![match progressing {
@@ -93,14 +93,14 @@ pub fn verdicts(
         false if !plan.is_empty() => Verdict::yes("Progressing", WAITING, way.clone()),
         false => Verdict::no("Progressing", "Settled", ""),
     }];
-    verdicts.push(match safety(brokers) {
+    verdicts.push(match safety(&seen.brokers) {
         (Some(true), reason, text) => Verdict::yes("DataSafe", reason, text),
         (Some(false), reason, text) => Verdict::no("DataSafe", reason, text),
         (None, reason, text) => Verdict::unknown("DataSafe", reason, text),
     });
     verdicts.push(if pools.is_empty() {
         Verdict::no("Ready", "NoPool", "no BrokerPool names this cluster in spec.clusterRef")
-    } else if let Some((reason, text)) = pods::trouble(pods) {
+    } else if let Some((reason, text)) = pods::trouble(&seen.pods, &seen.said) {
         Verdict::no("Ready", reason, text)
     } else if counts.total > 0 && counts.ready >= counts.total && !progressing {
         Verdict::yes("Ready", "Serving", brief)
