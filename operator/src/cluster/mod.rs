@@ -159,14 +159,7 @@ async fn bring(
         pools.iter().flat_map(|pool| plan::pods(pool, standing(pool).replicas)).collect();
     let reached = outside::find(cx, &region, &owner, &names, &seen.pods).await?;
     sweep::sweep(cx, &region, &owner, &pools, &names).await?;
-    let routers = crate::lane::outside::hosts(cx, &region).await?;
-    let wanted = plan::certificates(&region, &reached.hosts, &routers);
-    let (made, rotating) = certificates::bring(cx, &region, &owner, &wanted).await?;
-    status.certificates = made;
-    verdicts.push(match rotating {
-        Some(text) => Verdict::yes("CertificatesValid", "Rotating", text),
-        None => Verdict::yes("CertificatesValid", "Valid", ""),
-    });
+    verdicts.push(certify(cx, &region, &owner, &reached.hosts, status).await?);
 
     let mut progressing = false;
     for pool in pools.iter().filter(|pool| !is_paused(*pool)) {
@@ -195,6 +188,24 @@ async fn bring(
         status.cluster_id = info.ok().map(|info| info.into_inner().cluster_id);
     }
     Ok(verdicts)
+}
+
+/// Brings the certificates of all services; `hosts` are those by which clients outside know brokers.
+async fn certify(
+    cx: &Context,
+    region: &Region,
+    owner: &Owner,
+    hosts: &[String],
+    status: &mut BrokerClusterStatus,
+) -> Result<Verdict, Failure> {
+    let routers = crate::lane::outside::hosts(cx, region).await?;
+    let wanted = plan::certificates(region, hosts, &routers);
+    let (made, rotating) = certificates::bring(cx, region, owner, &wanted).await?;
+    status.certificates = made;
+    Ok(match rotating {
+        Some(text) => Verdict::yes("CertificatesValid", "Rotating", text),
+        None => Verdict::yes("CertificatesValid", "Valid", ""),
+    })
 }
 
 /// What the brokers shall run. Remembered, so that a later operator with another default restarts nothing.
