@@ -78,7 +78,7 @@ pub fn handle(ctx: &Ctx, header: &RequestHeader, body: Bytes) -> Answer {
         private::MIRROR_FETCH => FetchRequest::decode(body).map(|r| fetch(ctx, r)),
         private::MIRROR_APPEND => AppendRequest::decode(body).map(|r| append(ctx, r)),
         private::MIRROR_REPORT => ReportRequest::decode(body).map(|r| {
-            ctx.broker.links.put(r.links);
+            ctx.broker.links.put(ctx.connection.id, r.links);
             ready(&ReportAnswer { error: ErrorCode::None })
         }),
         private::MIRROR_NOTES => NotesRequest::decode(body).map(|r| {

@@ -1,55 +1,29 @@
-//! The links of this region as people see them: what their policies are, what the mirror said last,
-//! and what stays at home.
+//! The links of this region as people see them: what their policies are, what the mirrors said last
+//! (`board`), and what stays at home.
 //!
-//! Reports are soft state: after a start there is none until the mirror reports, and their age is
+//! Reports are soft state: after a start there is none until a mirror reports, and their age is
 //! part of the answer, so that old news is never shown as new. What a policy keeps from crossing is
 //! not kept as notes but read from policies, topics and logs, so that it is never out of date.
-
-use std::time::Instant;
 
 use control::v1;
 use kafka::private::{
     Congestion, Direction, LinkPolicy, LinkReport, LinkState, Note, NoteKind, PartitionReport, TopicPattern,
 };
 use kafka::{RegionId, RegionName};
-use parking_lot::Mutex;
 use tonic::Status;
 
-use super::policies::{LinkPolicies, PolicyError};
+use super::policies::PolicyError;
 use crate::broker::Broker;
 use crate::topics::Topic;
-
-/// The links of this region. One per broker.
-#[derive(Default)]
-pub struct LinkBoard {
-    /// The last report of the mirror.
-    report: Mutex<Option<(Instant, Vec<LinkReport>)>>,
-    pub policies: LinkPolicies,
-}
-
-impl LinkBoard {
-    /// Replaces the last report.
-    pub fn put(&self, links: Vec<LinkReport>) {
-        *self.report.lock() = Some((Instant::now(), links));
-    }
-
-    /// The peers that the mirror has links to, and their ids where they are known.
-    fn peers(&self) -> Vec<(String, Option<RegionId>)> {
-        let report = self.report.lock();
-        let links = report.iter().flat_map(|(_, links)| links);
-        links.map(|link| (link.peer.clone(), link.region)).collect()
-    }
-}
 
 /// The answer to MirrorStatus.
 pub fn status(broker: &Broker, notes: &[Note]) -> v1::MirrorStatusResponse {
     let shown = notes.iter().filter(|note| note.kind != NoteKind::Linked).map(note_message);
     let notes = shown.chain(filtered(broker)).collect();
-    let (report_age_ms, links) = match &*broker.links.report.lock() {
+    let (report_age_ms, links) = match broker.links.told() {
         None => (-1, Vec::new()),
-        Some((at, links)) => {
-            let age = i64::try_from(at.elapsed().as_millis()).unwrap_or(i64::MAX);
-            (age, links.iter().map(link).collect())
+        Some((age, links)) => {
+            (i64::try_from(age.as_millis()).unwrap_or(i64::MAX), links.iter().map(link).collect())
         }
     };
     v1::MirrorStatusResponse { links, notes, report_age_ms }

@@ -3,6 +3,7 @@
 //! Owns the calls and who may make them. A plain connection comes from this machine and may do all;
 //! with TLS the caller's common name decides. What lanes mean to records and groups is in `lanes`.
 
+mod board;
 mod cluster;
 mod directory;
 mod doctor;
@@ -35,8 +36,9 @@ use crate::clock;
 use directory::{DirectoryError, LaneObject, LaneSet};
 use listener::Caller;
 
+pub use board::LinkBoard;
 pub use directory::LaneDirectory;
-pub use links::{LinkBoard, generation as links_generation};
+pub use links::generation as links_generation;
 
 /// Why the control service does not start.
 #[derive(Debug, thiserror::Error)]

@@ -1,0 +1,194 @@
+//! Lanes from outside of a real cluster: a LaneRouter whose ports are ports of the node, for real clients that are not in
+//! it; one behind a load balancer, by TLS with client certificates; and what is told of a lane and of its routers.
+
+#![cfg(feature = "kubernetes")]
+
+use std::fs;
+use std::process::Command;
+
+use anyhow::{Context, Result, bail, ensure};
+use e2e::clients::{Library, Record, Running};
+use e2e::kubernetes::{Kubectl, Region, manifests, script, wait_for, with_report};
+use e2e::process::binary;
+use e2e::tools;
+
+#[test]
+fn a_lane_is_entered_from_outside_through_nodes_and_load_balancers() -> Result<()> {
+    tools::kcat()?;
+    let region = Region::with_node()?;
+    with_report(&region, || {
+        region.give_image(&binary()?, "0.1.0")?;
+        let kubectl = region.kubectl();
+        kubectl.run(&["apply", "-k", &manifests().join("install").display().to_string()])?;
+        let example = fs::read_to_string(manifests().join("examples/one-region.yaml"))?;
+        let lanes = "  metadata: {type: Embedded}\n  lanes: {default: true, portFirst: 31100}\n";
+        kubectl.apply(&example.replace("  metadata: {type: Embedded}\n", lanes))?;
+        kubectl.wait_condition("sealane", "topic.sealane.io/orders", "Ready", "True")?;
+        kubectl.apply(&router("nodes", "type: NodePort, port: 31093, insecure: true"))?;
+        kubectl.apply(&lane("boe-cart", "BOE"))?;
+        kubectl.apply(&lane("ppe-next", "PPE"))?;
+        kubectl.wait_condition("sealane", "lanerouter/nodes", "Ready", "True")?;
+        let outside = format!("{}:30092", region.address());
+        let cart = address(kubectl, "boe-cart")?;
+        ensure!(cart.starts_with(&format!("{}:311", region.address())), "the lane is told at {cart}");
+        records_go_where_they_belong(kubectl, &outside, &cart)?;
+        a_preview_is_seen_by_nobody_else(kubectl, &outside)?;
+        through_a_load_balancer(&region)?;
+        region.judge_logs()
+    })
+}
+
+fn router(name: &str, how: &str) -> String {
+    format!(
+        "apiVersion: sealane.io/v1alpha1\nkind: LaneRouter\nmetadata: {{name: {name}, namespace: sealane}}\n\
+         spec: {{clusterRef: {{name: east}}, {how}}}\n"
+    )
+}
+
+fn lane(name: &str, class: &str) -> String {
+    format!(
+        "apiVersion: sealane.io/v1alpha1\nkind: Lane\nmetadata: {{name: {name}, namespace: sealane}}\n\
+         spec: {{clusterRef: {{name: east}}, class: {class}, name: {name}}}\n"
+    )
+}
+
+/// Where a lane is entered from outside, as its status says.
+fn address(kubectl: &Kubectl, lane: &str) -> Result<String> {
+    wait_for(&format!("the address of lane {lane}"), || {
+        let status = kubectl.object("sealane", &format!("lane/{lane}"))?["status"].take();
+        Ok(status["outside"].as_str().map(str::to_owned))
+    })
+}
+
+fn produce(server: &str, text: &str, lane: Option<&str>) -> Result<()> {
+    let record = Record { value: Some(text.into()), ..Record::default() }.partition(0);
+    let record = lane.map_or(record.clone(), |lane| record.header("x-lane", lane));
+    wait_for(&format!("{text:?} to be taken"), || {
+        Library::Confluent.produce_all(server, "orders", std::slice::from_ref(&record), &[]).map(Some)
+    })
+    .map(drop)
+}
+
+fn consumer(library: Library, server: &str, group: &str) -> Result<Running> {
+    let reader = library.start("consume", server, "orders", &["--group", group, "--seconds", "280"])?;
+    reader.wait_assigned()?;
+    Ok(reader)
+}
+
+/// Waits for this as the last, and then wants exactly these.
+fn got(reader: &Running, wanted: &[&str]) -> Result<()> {
+    let texts = || -> Vec<String> { reader.records().iter().map(Record::text).collect() };
+    wait_for(&format!("{wanted:?}"), || {
+        let texts = texts();
+        let last = wanted.last().copied();
+        ensure!(texts.last().map(String::as_str) == last, "it got {texts:?}; {}", reader.complaints());
+        Ok(Some(()))
+    })?;
+    ensure!(texts() == wanted, "it got {:?}, not {wanted:?}", texts());
+    Ok(())
+}
+
+fn records_go_where_they_belong(kubectl: &Kubectl, outside: &str, cart: &str) -> Result<()> {
+    let baseline = consumer(Library::Confluent, outside, "shop")?;
+    let mut in_lane = consumer(Library::Java, cart, "shop")?;
+    kubectl.wait_condition("sealane", "lane/boe-cart", "Ready", "True")?;
+    produce(outside, "plain 1", None)?;
+    produce(outside, "cart 1", Some("boe-cart"))?;
+    // A workload of the lane names no lane: the router does.
+    produce(cart, "cart 2", None)?;
+    produce(outside, "plain 2", None)?;
+    got(&in_lane, &["cart 1", "cart 2"])?;
+    got(&baseline, &["plain 1", "plain 2"])?;
+    let lane = kubectl.object("sealane", "lane/boe-cart")?["status"].take();
+    ensure!(lane["phase"] == "Active" && lane["groups"].to_string().contains("shop"), "it is told {lane}");
+
+    // Its consumer goes without a word; when the grace is over the baseline takes what comes.
+    in_lane.kill();
+    wait_for("the lane to be idle", || {
+        let lane = kubectl.object("sealane", "lane/boe-cart")?["status"].take();
+        ensure!(lane["phase"] == "Idle", "it is told {lane}");
+        Ok(Some(()))
+    })?;
+    kubectl.wait_condition("sealane", "lane/boe-cart", "Ready", "False")?;
+    produce(outside, "cart 3", Some("boe-cart"))?;
+    got(&baseline, &["plain 1", "plain 2", "cart 3"])
+}
+
+fn a_preview_is_seen_by_nobody_else(kubectl: &Kubectl, outside: &str) -> Result<()> {
+    let preview = address(kubectl, "ppe-next")?;
+    produce(outside, "next 1", Some("ppe-next"))?;
+    let baseline = consumer(Library::Confluent, outside, "report")?;
+    produce(outside, "plain 3", None)?;
+    got(&baseline, &["plain 1", "cart 1", "cart 2", "plain 2", "cart 3", "plain 3"])?;
+    let in_lane = consumer(Library::Confluent, &preview, "report")?;
+    produce(outside, "next 2", Some("ppe-next"))?;
+    produce(outside, "plain 4", None)?;
+    wait_for("the preview's own", || {
+        let texts: Vec<String> = in_lane.records().iter().map(Record::text).collect();
+        ensure!(texts.iter().any(|text| text == "next 2"), "it got {texts:?}; {}", in_lane.complaints());
+        ensure!(texts.iter().all(|text| text.starts_with("next")), "it got what is not its own: {texts:?}");
+        Ok(Some(()))
+    })?;
+    wait_for("the baseline's last", || {
+        let texts: Vec<String> = baseline.records().iter().map(Record::text).collect();
+        ensure!(texts.iter().all(|text| !text.starts_with("next")), "it saw the preview: {texts:?}");
+        Ok(texts.iter().any(|text| text == "plain 4").then_some(()))
+    })
+}
+
+/// The test plays the load balancers' controller. The lane is told by the name in the client's certificate's stead: its port.
+fn through_a_load_balancer(region: &Region) -> Result<()> {
+    let kubectl = region.kubectl();
+    let net = format!("10.251.{}", region.number());
+    script(Command::new("ip").args(["route", "replace", &format!("{net}.0/24"), "via", &region.address()]))?;
+    kubectl.run(&["delete", "-n", "sealane", "lanerouter/nodes"])?;
+    let secure = "type: LoadBalancer, tls: {generate: true}, authentication: {type: TLS}";
+    kubectl.apply(&router("balanced", secure))?;
+    kubectl.wait_reason("sealane", "lanerouter/balanced", "EndpointPending")?;
+    let given = format!(r#"{{"status":{{"loadBalancer":{{"ingress":[{{"ip":"{net}.7"}}]}}}}}}"#);
+    let patch = ["patch", "service", "balanced-lane-router", "-n", "sealane", "--subresource=status"];
+    kubectl.run(&[&patch[..], &["--type=merge", "-p", &given]].concat())?;
+    kubectl.wait_condition("sealane", "lanerouter/balanced", "Ready", "True")?;
+    let cart = wait_for("the lane behind the load balancer", || {
+        let cart = address(kubectl, "boe-cart")?;
+        ensure!(cart.starts_with(&format!("{net}.7:")), "it is at {cart}");
+        Ok(Some(cart))
+    })?;
+    let dir = tempfile::tempdir()?;
+    for (key, file) in [("ca.crt", "ca"), ("tls.crt", "cert"), ("tls.key", "key")] {
+        fs::write(dir.path().join(file), kubectl.secret("sealane", "east-client-tls", key)?)?;
+    }
+    let file = |name: &str| dir.path().join(name).display().to_string();
+    let kcat = |text: &str, certificate: bool| {
+        let shown = match certificate {
+            true => {
+                format!("-X ssl.certificate.location={} -X ssl.key.location={}", file("cert"), file("key"))
+            }
+            false => String::new(),
+        };
+        let command = format!(
+            "echo '{text}' | timeout 60 kcat -P -b {cart} -t orders -p 0 -X security.protocol=ssl -X ssl.ca.location={} \
+             -X message.timeout.ms=8000 {shown}",
+            file("ca")
+        );
+        script(Command::new("bash").args(["-euo", "pipefail", "-c", &command]))
+    };
+    wait_for("a record through the load balancer", || kcat("balanced", true).map(Some))?;
+    // The twin: nobody gets in without a certificate.
+    if kcat("uninvited", false).is_ok() {
+        bail!("{cart} took a record of a client without a certificate");
+    }
+    let outside = format!("{}:30092", region.address());
+    // To a group without a consumer in the lane its records come.
+    let audit = consumer(Library::Confluent, &outside, "audit")?;
+    let records = wait_for("what came through the load balancer", || {
+        let records = audit.records();
+        Ok(records.iter().any(|record| record.text() == "balanced").then_some(records))
+    })?;
+    let balanced = records.iter().find(|record| record.text() == "balanced").context("it was there")?;
+    let lane =
+        balanced.headers.iter().find(|(name, _)| name == "x-lane").and_then(|(_, value)| value.clone());
+    ensure!(lane.as_deref() == Some(b"boe-cart"), "the router named the lane {lane:?}");
+    ensure!(records.iter().all(|record| record.text() != "uninvited"), "it is in the topic");
+    Ok(())
+}
