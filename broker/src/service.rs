@@ -141,6 +141,7 @@ pub async fn start_on(
     for listener in bound {
         listener.serve(&broker);
     }
+    follow_graces(&broker, &directory);
     control::serve(&broker, directory, control);
     follow_lanes(&broker);
     keep_house(&broker);
@@ -191,6 +192,23 @@ fn follow_directory(broker: &Arc<Broker>, directory: &Arc<control::LaneDirectory
                 if let Err(error) = directory.follow().await {
                     tracing::warn!(%error, "lanes cannot be followed; trying again");
                     tokio::time::sleep(FOLLOW_AGAIN).await;
+                }
+            }
+        };
+        stop.run_until_cancelled(following).await;
+    });
+}
+
+/// Keeps the graces of lanes as the lanes' own settings say.
+fn follow_graces(broker: &Arc<Broker>, directory: &Arc<control::LaneDirectory>) {
+    let (mut sets, stop) = (directory.watch(), broker.service.stopping().clone());
+    let lanes = broker.lanes.clone();
+    broker.service.spawn_child(async move {
+        let following = async {
+            loop {
+                lanes.set_graces(sets.borrow_and_update().graces());
+                if sets.changed().await.is_err() {
+                    return;
                 }
             }
         };

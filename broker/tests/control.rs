@@ -39,7 +39,7 @@ async fn client_of(address: &str, files: &TlsFiles) -> control::Client {
 }
 
 fn create(name: &str) -> v1::CreateLaneRequest {
-    v1::CreateLaneRequest { name: name.to_owned(), class: 0 }
+    v1::CreateLaneRequest { name: name.to_owned(), class: 0, ..Default::default() }
 }
 
 async fn secure_broker(dir: &Path) -> (String, CertificateDir, ServiceHandle) {

@@ -122,7 +122,7 @@ impl Server {
 
     async fn create_lane(&self, name: &str) -> Result<(), tonic::Status> {
         let mut control = control::connect(&self.control, None).await.unwrap();
-        let request = v1::CreateLaneRequest { name: name.to_owned(), class: 0 };
+        let request = v1::CreateLaneRequest { name: name.to_owned(), class: 0, ..Default::default() };
         control.create_lane(request).await.map(drop)
     }
 

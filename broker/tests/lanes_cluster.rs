@@ -29,7 +29,7 @@ const WRONG_SIDE: &str = "was processed by (baseline, lane, PPE lane)";
 const STRAYED: &str = "records that were produced while the lane was deployed were not processed by it";
 
 async fn create_lane(nodes: &Nodes, at: usize, name: &str) {
-    let request = v1::CreateLaneRequest { name: name.to_owned(), class: 0 };
+    let request = v1::CreateLaneRequest { name: name.to_owned(), class: 0, ..Default::default() };
     nodes.control(at).await.create_lane(request).await.unwrap();
 }
 
@@ -96,7 +96,7 @@ async fn through_a_lane_router_each_record_is_processed_by_one_side_whatever_mov
         known == 1
     })
     .await;
-    let request = v1::CreateLaneRequest { name: "boe-a".to_owned(), class: 0 };
+    let request = v1::CreateLaneRequest { name: "boe-a".to_owned(), class: 0, ..Default::default() };
     let made = control.create_lane(request).await.unwrap().into_inner();
     assert_eq!(made.warnings, Vec::<String>::new());
     let port = u16::try_from(made.lane.unwrap().port).unwrap();
@@ -181,7 +181,7 @@ async fn what_a_lane_holds_and_its_end_are_told_by_any_broker_for_all() {
     nodes.create_topic_with(TOPIC, PARTITIONS, &[("sealane.lanes", "true")]).await;
     assert_eq!(BTreeSet::from_iter(nodes.leaders(0, TOPIC).await).len(), 3, "every broker owns one");
     create_lane(&nodes, 0, "ppe-x").await;
-    let twice = v1::CreateLaneRequest { name: "ppe-x".to_owned(), class: 0 };
+    let twice = v1::CreateLaneRequest { name: "ppe-x".to_owned(), class: 0, ..Default::default() };
     let refused = nodes.control(1).await.create_lane(twice).await.unwrap_err();
     assert_eq!(refused.code(), tonic::Code::AlreadyExists);
     let ppe = Reader::start(&nodes, "svc", "g@ppe-x", Some("ppe-x"), TOPIC, PARTITIONS);

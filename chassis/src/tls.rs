@@ -230,6 +230,11 @@ impl TlsFiles {
 }
 
 impl PeerIdentity {
+    /// Every name in it.
+    pub fn into_names(self) -> Vec<String> {
+        self.common_name.into_iter().chain(self.alternative_names).collect()
+    }
+
     /// Of the first certificate of a peer's chain (`peer_certificates()` of a rustls connection,
     /// `peer_identity()` of a quinn one).
     pub fn of(certificate: &CertificateDer<'_>) -> Option<PeerIdentity> {

@@ -45,7 +45,7 @@ async fn create(args: LaneCreate) -> anyhow::Result<()> {
         Some(LaneClassArg::Boe) => v1::LaneClass::Boe,
         Some(LaneClassArg::Ppe) => v1::LaneClass::Ppe,
     };
-    let request = v1::CreateLaneRequest { name: args.name, class: class.into() };
+    let request = v1::CreateLaneRequest { name: args.name, class: class.into(), ..Default::default() };
     let answer = control.create_lane(request).await?.into_inner();
     for warning in answer.warnings {
         eprintln!("warning: {warning}");

@@ -33,6 +33,7 @@ fn a_lane_is_entered_from_outside_through_nodes_and_load_balancers() -> Result<(
         ensure!(cart.starts_with(&format!("{}:311", region.address())), "the lane is told at {cart}");
         records_go_where_they_belong(kubectl, &outside, &cart)?;
         a_preview_is_seen_by_nobody_else(kubectl, &outside)?;
+        each_lane_has_a_grace_of_its_own(kubectl)?;
         through_a_load_balancer(&region)?;
         region.judge_logs()
     })
@@ -136,6 +137,27 @@ fn a_preview_is_seen_by_nobody_else(kubectl: &Kubectl, outside: &str) -> Result<
     })
 }
 
+/// Both lose their consumers at one moment and without a word: one is handed over, the other waits on.
+fn each_lane_has_a_grace_of_its_own(kubectl: &Kubectl) -> Result<()> {
+    let mut consumers = Vec::new();
+    for (name, grace) in [("boe-short", 1), ("boe-long", 3600)] {
+        let object = lane(name, "BOE").replace(", class", &format!(", graceSeconds: {grace}, class"));
+        kubectl.apply(&object)?;
+        let address = address(kubectl, name)?;
+        consumers.push(consumer(Library::Confluent, &address, name)?);
+        kubectl.wait_condition("sealane", &format!("lane/{name}"), "Ready", "True")?;
+    }
+    consumers.iter_mut().for_each(Running::kill);
+    let phase = |name: &str| -> Result<String> {
+        let lane = kubectl.object("sealane", &format!("lane/{name}"))?["status"].take();
+        Ok(lane["phase"].as_str().unwrap_or_default().to_owned())
+    };
+    wait_for("the short grace to be over", || Ok((phase("boe-short")? == "Idle").then_some(())))?;
+    wait_for("the long one to run", || Ok((phase("boe-long")? == "Grace").then_some(())))?;
+    ensure!(phase("boe-short")? == "Idle", "it is not over any more");
+    kubectl.run(&["delete", "-n", "sealane", "lane/boe-short", "lane/boe-long"]).map(drop)
+}
+
 /// The test plays the load balancers' controller. The lane is told by the name in the client's certificate's stead: its port.
 fn through_a_load_balancer(region: &Region) -> Result<()> {
     let kubectl = region.kubectl();
@@ -178,6 +200,17 @@ fn through_a_load_balancer(region: &Region) -> Result<()> {
     if kcat("uninvited", false).is_ok() {
         bail!("{cart} took a record of a client without a certificate");
     }
+    // Whom the lane names may enter, and nobody else, certificate or not.
+    let admit = |name: &str| {
+        let change = format!(r#"{{"spec":{{"principals":["{name}"]}}}}"#);
+        kubectl.run(&["patch", "-n", "sealane", "lane/boe-cart", "--type=merge", "-p", &change])
+    };
+    admit("till")?;
+    wait_for("the lane to refuse a certificate that it does not name", || {
+        Ok(kcat("not admitted", true).is_err().then_some(()))
+    })?;
+    admit("sealane-client")?;
+    wait_for("a record of one that it names", || kcat("admitted", true).map(Some))?;
     let outside = format!("{}:30092", region.address());
     // To a group without a consumer in the lane its records come.
     let audit = consumer(Library::Confluent, &outside, "audit")?;

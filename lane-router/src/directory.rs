@@ -10,6 +10,8 @@ use tokio_util::sync::CancellationToken;
 #[derive(Default)]
 pub struct Directory {
     lanes: RwLock<BTreeMap<String, Served>>,
+    /// Of lanes that are not open to everybody: names in client certificates.
+    admitted: RwLock<BTreeMap<String, Vec<String>>>,
 }
 
 /// One lane.
@@ -30,6 +32,8 @@ pub enum Unknown {
     NoLane(String),
     #[error("lane {0} is a PPE lane: it is entered by its own address only")]
     Ppe(Lane),
+    #[error("lane {lane} does not admit {shown}; `kubectl get lane`, or whoever made it, says whom it does")]
+    NotAdmitted { lane: String, shown: String },
 }
 
 impl Directory {
@@ -51,6 +55,26 @@ impl Directory {
             }
         }
         fresh
+    }
+
+    /// Whom lanes admit, where that is not everybody. It counts for connections that come from now on.
+    pub fn admit(&self, admitted: BTreeMap<String, Vec<String>>) {
+        *self.admitted.write() = admitted;
+    }
+
+    /// Whether somebody who shows these names may enter.
+    pub fn admits(&self, lane: &str, shown: &[String]) -> Result<(), Unknown> {
+        match self.admitted.read().get(lane) {
+            Some(admitted) if !shown.iter().any(|name| admitted.contains(name)) => {
+                let shown = if shown.is_empty() {
+                    "a client without a certificate".to_owned()
+                } else {
+                    shown.join(", ")
+                };
+                Err(Unknown::NotAdmitted { lane: lane.to_owned(), shown })
+            }
+            _ => Ok(()),
+        }
     }
 
     /// Every lane.
@@ -90,6 +114,19 @@ mod tests {
         assert!(matches!(directory.shared("rdkafka"), Err(Unknown::NoSuffix(_))));
         assert!(matches!(directory.shared("rdkafka@boe-b"), Err(Unknown::NoLane(_))));
         assert!(matches!(directory.shared("rdkafka@ppe-x"), Err(Unknown::Ppe(_))));
+    }
+
+    #[test]
+    fn a_lane_that_names_whom_it_admits_admits_nobody_else() {
+        let directory = Directory::default();
+        let names = |names: &[&str]| names.iter().map(|name| (*name).to_owned()).collect::<Vec<_>>();
+        assert_eq!(directory.admits("boe-a", &[]), Ok(()), "it is open to everybody");
+        directory.admit(BTreeMap::from([("boe-a".to_owned(), names(&["shop", "till"]))]));
+        assert_eq!(directory.admits("boe-a", &names(&["x", "till"])), Ok(()));
+        assert_eq!(directory.admits("boe-b", &[]), Ok(()));
+        for refused in [names(&[]), names(&["tills"])] {
+            assert!(matches!(directory.admits("boe-a", &refused), Err(Unknown::NotAdmitted { .. })));
+        }
     }
 
     #[test]

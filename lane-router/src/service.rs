@@ -211,22 +211,24 @@ impl Router {
         let Some(tls) = &self.tls else {
             let entered = enter(lane, &Shown::default(), "")?;
             let (reader, writer) = client.into_split();
-            return self.converse(entered, peer, &purpose, reader, writer).await;
+            return self.converse((entered, Vec::new()), peer, &purpose, reader, writer).await;
         };
         let shaking = TlsAcceptor::from(tls.current()).accept(client);
         let client = match tokio::time::timeout(HANDSHAKE_MAX, shaking).await {
             Ok(shaken) => shaken.map_err(|error| SessionError::Handshake(error.to_string()))?,
             Err(_) => return Err(SessionError::Handshake("it took too long".to_owned())),
         };
-        let entered = enter(lane, &shown(&client), &self.config.lane_domain)?;
+        let shown = shown(&client);
+        let entered = enter(lane, &shown, &self.config.lane_domain)?;
+        let names = shown.certificate.map(PeerIdentity::into_names).unwrap_or_default();
         let (reader, writer) = tokio::io::split(client);
-        self.converse(entered, peer, &purpose, reader, writer).await
+        self.converse((entered, names), peer, &purpose, reader, writer).await
     }
 
     /// Runs a session; a lane that goes ends it at once, a service that stops lets it finish.
     async fn converse(
         &self,
-        entered: Entered,
+        (entered, shown): (Entered, Vec<String>),
         peer: SocketAddr,
         purpose: &Purpose,
         reader: impl AsyncRead + Unpin,
@@ -236,7 +238,10 @@ impl Router {
         let gone = match &entered.entry {
             Entry::ClientId { .. } => CancellationToken::new(),
             Entry::Lane(lane) => match self.directory.find(lane.as_str()) {
-                Some(served) => served.gone,
+                Some(served) => {
+                    self.directory.admits(lane.as_str(), &shown)?;
+                    served.gone
+                }
                 None => return Err(Unknown::NoLane(lane.to_string()).into()),
             },
         };
@@ -247,6 +252,7 @@ impl Router {
             host: entered.host.unwrap_or_else(|| self.config.advertised_host.clone()),
             port: purpose.base,
             brokers: self.brokers.clone(),
+            shown,
             unique: peer.ip().to_string(),
             request_bytes_max: self.config.request_bytes_max as usize,
             stop: self.service.stopping().clone(),
@@ -315,6 +321,8 @@ impl Router {
         let live = set.lanes.iter().filter(|lane| !lane.deleting);
         let wanted: BTreeMap<String, u16> =
             live.map(|lane| (lane.name.clone(), u16::try_from(lane.port).unwrap_or(0))).collect();
+        let closed = set.lanes.iter().filter(|lane| !lane.principals.is_empty());
+        self.directory.admit(closed.map(|lane| (lane.name.clone(), lane.principals.clone())).collect());
         let mut open = self.directory.replace(&wanted);
         let failed = std::mem::take(&mut *self.failures.lock());
         open.extend(failed.into_keys().filter(|name| wanted.contains_key(name)));

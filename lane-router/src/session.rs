@@ -31,6 +31,8 @@ pub struct Session {
     /// The port of the lane, or the shared one, from which those of brokers are counted.
     pub port: u16,
     pub brokers: Arc<Brokers>,
+    /// Names in the client's certificate.
+    pub shown: Vec<String>,
     /// Tells clients apart that call themselves the same.
     pub unique: String,
     pub request_bytes_max: usize,
@@ -160,6 +162,7 @@ impl Session {
             Entry::ClientId { permitted } => match self.directory.shared(client_id) {
                 Ok((own, lane)) => {
                     entry::permits(permitted, &lane)?;
+                    self.directory.admits(lane.as_str(), &self.shown)?;
                     (own, lane)
                 }
                 // An ApiVersions that is too new has no readable client id.

@@ -79,6 +79,7 @@ async fn connect(
         host: "router".to_owned(),
         port: 7,
         brokers: Arc::new(Brokers::new(0)),
+        shown: Vec::new(),
         unique: "10.0.0.1".to_owned(),
         request_bytes_max: 1 << 20,
         stop: CancellationToken::new(),

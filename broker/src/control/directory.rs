@@ -44,6 +44,17 @@ pub struct LaneSet {
     pub lanes: BTreeMap<String, LaneObject>,
 }
 
+impl LaneSet {
+    /// In milliseconds, of lanes that have one of their own.
+    pub fn graces(&self) -> BTreeMap<Lane, u64> {
+        let of = |lane: &LaneObject| {
+            let seconds = u64::from(lane.settings.grace_seconds);
+            Some((Lane::parse(&lane.name).ok()?, seconds * 1000)).filter(|_| seconds > 0)
+        };
+        self.lanes.values().filter_map(of).collect()
+    }
+}
+
 /// A lane as it is kept.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LaneObject {
@@ -54,6 +65,17 @@ pub struct LaneObject {
     /// A deletion has begun and must be finished.
     #[serde(default)]
     pub deleting: bool,
+    #[serde(default)]
+    pub settings: LaneSettings,
+}
+
+/// What may change in a lane's life.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct LaneSettings {
+    /// From a member's silence to the hand-over; 0: as the broker's configuration says.
+    pub grace_seconds: u32,
+    /// Names in client certificates that may enter; everybody may where there is none.
+    pub principals: Vec<String>,
 }
 
 /// What a connected lane-router has said last.
@@ -175,7 +197,12 @@ impl LaneDirectory {
     }
 
     /// Makes a lane, and returns when every connected lane-router serves it.
-    pub async fn create(&self, lane: &Lane, now_ms: i64) -> Result<Created, DirectoryError> {
+    pub async fn create(
+        &self,
+        lane: &Lane,
+        settings: LaneSettings,
+        now_ms: i64,
+    ) -> Result<Created, DirectoryError> {
         let _one = self.changing.lock().await;
         let name = lane.as_str().to_owned();
         match self.lanes.borrow().lanes.get(&name) {
@@ -184,7 +211,7 @@ impl LaneDirectory {
             None => {}
         }
         let port = self.choose_port(&name).await?;
-        let object = LaneObject { name: name.clone(), port, created_ms: now_ms, deleting: false };
+        let object = LaneObject { name: name.clone(), port, created_ms: now_ms, deleting: false, settings };
         match self.put(&object, None).await {
             // Another broker was faster.
             Err(DirectoryError::Meta { source: MetaError::Conflict { .. }, .. }) => {
@@ -216,6 +243,31 @@ impl LaneDirectory {
             warnings.push("no lane-router is connected; the address works once one is".to_owned());
         }
         Ok(Created { lane: object, warnings })
+    }
+
+    /// Changes a lane's settings, and returns when this broker and its lane-routers have followed.
+    pub async fn set(
+        &self,
+        name: &str,
+        change: impl FnOnce(&mut LaneSettings),
+    ) -> Result<LaneObject, DirectoryError> {
+        let _one = self.changing.lock().await;
+        let mut object = self.lane(name)?;
+        if object.deleting {
+            return Err(DirectoryError::Deleting(name.to_owned()));
+        }
+        change(&mut object.settings);
+        let version = self.version_of(name).await?;
+        self.put(&object, version).await?;
+        self.note(&object);
+        let mut sets = self.lanes.subscribe();
+        let follows = |set: &LaneSet| set.lanes.get(name) == Some(&object);
+        let generation = match timeout(HEARD_WITHIN, sets.wait_for(follows)).await {
+            Ok(Ok(set)) => set.generation,
+            Ok(Err(_)) | Err(_) => return Err(DirectoryError::Unheard(name.to_owned())),
+        };
+        self.settled(generation).await;
+        Ok(object)
     }
 
     /// Marks a lane as being deleted, and returns when no connected lane-router serves it any more.
@@ -465,28 +517,61 @@ mod tests {
     async fn a_lane_keeps_its_port_over_restarts_and_a_full_range_is_an_error() {
         let meta: Arc<dyn MetaStore> = Arc::new(Memory::new());
         let first = directory(&meta).await;
-        let a = first.create(&lane("boe-a"), 1).await.expect("created").lane;
-        let b = first.create(&lane("boe-b"), 2).await.expect("created").lane;
+        let a = first.create(&lane("boe-a"), LaneSettings::default(), 1).await.expect("created").lane;
+        let b = first.create(&lane("boe-b"), LaneSettings::default(), 2).await.expect("created").lane;
         assert_eq!((a.port, b.port), (10, 11));
-        let full = first.create(&lane("boe-c"), 3).await.err().expect("full").to_string();
+        let full =
+            first.create(&lane("boe-c"), LaneSettings::default(), 3).await.err().expect("full").to_string();
         assert!(full.starts_with("no port is left for lane boe-c: all of 10 to 11 are taken"), "{full}");
 
         let second = directory(&meta).await;
         assert_eq!(second.lane("boe-b").expect("kept"), b);
-        let twice = second.create(&lane("boe-a"), 4).await.err().expect("exists").to_string();
+        let twice = second
+            .create(&lane("boe-a"), LaneSettings::default(), 4)
+            .await
+            .err()
+            .expect("exists")
+            .to_string();
         assert_eq!(twice, "lane boe-a exists already");
+    }
+
+    #[tokio::test]
+    async fn settings_change_alone_and_are_kept_over_restarts() {
+        let meta: Arc<dyn MetaStore> = Arc::new(Memory::new());
+        let first = directory(&meta).await;
+        let made = first.create(&lane("boe-a"), LaneSettings::default(), 1).await.expect("created").lane;
+        let set = first.set("boe-a", |settings| settings.grace_seconds = 7).await.expect("set");
+        assert_eq!((set.port, set.created_ms, set.settings.grace_seconds), (made.port, 1, 7));
+        let second = directory(&meta).await;
+        assert_eq!(second.lane("boe-a").expect("kept"), set);
+        assert_eq!(second.watch().borrow().graces(), BTreeMap::from([(lane("boe-a"), 7000)]));
+        let unknown = second.set("boe-b", |_| ()).await.err().expect("unknown").to_string();
+        assert!(unknown.starts_with("lane boe-b does not exist"), "{unknown}");
+        // What an earlier build wrote has none.
+        let old: LaneObject =
+            serde_json::from_str(r#"{"name":"boe-c","port":1,"created_ms":2}"#).expect("read");
+        assert_eq!(old.settings, LaneSettings::default());
     }
 
     #[tokio::test]
     async fn the_port_of_a_deleted_lane_is_reused_last() {
         let meta: Arc<dyn MetaStore> = Arc::new(Memory::new());
         let directory = directory(&meta).await;
-        directory.create(&lane("boe-a"), 1).await.expect("created");
+        directory.create(&lane("boe-a"), LaneSettings::default(), 1).await.expect("created");
         let object = directory.begin_delete("boe-a").await.expect("begun");
-        assert!(matches!(directory.create(&lane("boe-a"), 2).await, Err(DirectoryError::Deleting(_))));
+        assert!(matches!(
+            directory.create(&lane("boe-a"), LaneSettings::default(), 2).await,
+            Err(DirectoryError::Deleting(_))
+        ));
         directory.finish_delete(&object).await.expect("finished");
-        assert_eq!(directory.create(&lane("boe-b"), 3).await.expect("created").lane.port, 11);
-        assert_eq!(directory.create(&lane("boe-c"), 4).await.expect("created").lane.port, 10);
+        assert_eq!(
+            directory.create(&lane("boe-b"), LaneSettings::default(), 3).await.expect("created").lane.port,
+            11
+        );
+        assert_eq!(
+            directory.create(&lane("boe-c"), LaneSettings::default(), 4).await.expect("created").lane.port,
+            10
+        );
     }
 
     #[tokio::test]
@@ -502,9 +587,14 @@ mod tests {
             session.report(set.generation, vec![("boe-b".to_owned(), "address in use".to_owned())]);
             session
         });
-        let created = directory.create(&lane("boe-a"), 1).await.expect("created");
+        let created = directory.create(&lane("boe-a"), LaneSettings::default(), 1).await.expect("created");
         assert!(created.warnings.is_empty(), "{:?}", created.warnings);
-        let error = directory.create(&lane("boe-b"), 1).await.err().expect("no listener").to_string();
+        let error = directory
+            .create(&lane("boe-b"), LaneSettings::default(), 1)
+            .await
+            .err()
+            .expect("no listener")
+            .to_string();
         assert_eq!(error, "lane-router 127.0.0.1:9093 cannot serve lane boe-b: address in use");
         assert!(directory.lane("boe-b").is_err());
         drop(router.await.expect("no panic"));

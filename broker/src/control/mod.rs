@@ -33,7 +33,7 @@ use tracing::{info, warn};
 use crate::broker::Broker;
 use crate::clock;
 
-use directory::{DirectoryError, LaneObject, LaneSet};
+use directory::{DirectoryError, LaneObject, LaneSet, LaneSettings};
 use listener::Caller;
 
 pub use board::LinkBoard;
@@ -186,10 +186,28 @@ impl control::Control for Calls {
         let lane = parse_lane(&request.name)?;
         check_class(&lane, request.class())?;
         self.refuse_collision(&lane).await?;
-        let created = self.directory.create(&lane, clock::now().0).await.map_err(status)?;
+        let settings =
+            LaneSettings { grace_seconds: request.grace_seconds, principals: checked(request.principals)? };
+        let created = self.directory.create(&lane, settings, clock::now().0).await.map_err(status)?;
         info!("lane {lane} created, port {}", created.lane.port);
         let lane = Some(self.message(&created.lane));
         Ok(Response::new(v1::CreateLaneResponse { lane, warnings: created.warnings }))
+    }
+
+    async fn set_lane(
+        &self,
+        request: Request<v1::SetLaneRequest>,
+    ) -> Result<Response<v1::SetLaneResponse>, Status> {
+        allow(&request, &[CONTROL])?;
+        let request = request.into_inner();
+        let principals = request.principals.map(|list| checked(list.names)).transpose()?;
+        let changed = self.directory.set(&request.name, |settings| {
+            settings.grace_seconds = request.grace_seconds.unwrap_or(settings.grace_seconds);
+            settings.principals = principals.unwrap_or_else(|| std::mem::take(&mut settings.principals));
+        });
+        let object = changed.await.map_err(status)?;
+        info!("lane {} has other settings: {:?}", object.name, object.settings);
+        Ok(Response::new(v1::SetLaneResponse { lane: Some(self.message(&object)) }))
     }
 
     async fn list_lanes(
@@ -340,6 +358,8 @@ impl LaneMessages {
             address: if lane.port == 0 { String::new() } else { address(&self.host, lane.port) },
             created_ms: lane.created_ms,
             deleting: lane.deleting,
+            grace_seconds: lane.settings.grace_seconds,
+            principals: lane.settings.principals.clone(),
         }
     }
 
@@ -426,6 +446,20 @@ fn check_class(lane: &Lane, class: v1::LaneClass) -> Result<(), Status> {
     }
     Ok(())
 }
+
+/// Names that a certificate can carry, and not more of them than a person means.
+fn checked(principals: Vec<String>) -> Result<Vec<String>, Status> {
+    let is_one = |name: &String| !name.is_empty() && name.len() <= PRINCIPAL_BYTES_MAX;
+    if principals.len() > PRINCIPALS_MAX || !principals.iter().all(is_one) {
+        return Err(Status::invalid_argument(format!(
+            "principals: at most {PRINCIPALS_MAX} names of 1 to {PRINCIPAL_BYTES_MAX} bytes"
+        )));
+    }
+    Ok(principals)
+}
+
+const PRINCIPALS_MAX: usize = 64;
+const PRINCIPAL_BYTES_MAX: usize = 256;
 
 fn status(error: DirectoryError) -> Status {
     let text = error.to_string();

@@ -8,7 +8,7 @@ use kafka::{GroupId, PartitionIndex};
 use lane_core::{Cut, CutAnswer, CutKind, CutRefused};
 use tonic::{Request, Response, Status};
 
-use super::directory::LaneObject;
+use super::directory::{LaneObject, LaneSettings};
 use super::{BROKER, Calls, allow, status};
 use crate::lanes::{Role, Telling, ToldGroup, ToldMember, Untold};
 use crate::peers::words;
@@ -129,6 +129,7 @@ impl said::Peers for Calls {
             port: 0,
             created_ms: request.created_ms,
             deleting: request.deleting,
+            settings: LaneSettings::default(),
         };
         let routers = self.directory.followed(&object).await.map_err(status)?.into_iter();
         let routers = routers.map(|router| said::LaneRouter {

@@ -55,6 +55,8 @@ struct Inner {
     count: usize,
     shards: BTreeMap<usize, Shard>,
     known: Known,
+    /// Of lanes that have a grace of their own, in milliseconds.
+    graces: BTreeMap<Lane, u64>,
 }
 
 /// The cuts of one shard.
@@ -100,9 +102,21 @@ impl Cuts {
         if inner.shards.get(&id.index).is_some_and(|shard| shard.id.epoch >= id.epoch) {
             return;
         }
-        let keeper = CutKeeper::new(id.epoch, self.grace.as_millis() as u64);
+        let mut keeper = CutKeeper::new(id.epoch, self.grace.as_millis() as u64);
+        keeper.set_graces(inner.graces.clone());
         let shard = Shard { id, loaded: false, listed: false, keeper, held: BTreeMap::new() };
         inner.shards.insert(id.index, shard);
+    }
+
+    /// The lanes that have a grace of their own.
+    pub fn set_graces(&self, graces: BTreeMap<Lane, u64>) {
+        let mut inner = self.inner.lock();
+        if inner.graces != graces {
+            for shard in inner.shards.values_mut() {
+                shard.keeper.set_graces(graces.clone());
+            }
+            inner.graces = graces;
+        }
     }
 
     pub fn loaded(&self, id: ShardId) {

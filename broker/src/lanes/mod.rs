@@ -115,6 +115,11 @@ impl Lanes {
         })
     }
 
+    /// Lanes that have a grace of their own, in milliseconds; the others have the broker's.
+    pub fn set_graces(&self, graces: BTreeMap<Lane, u64>) {
+        self.cuts.set_graces(graces);
+    }
+
     /// Grace timers, the comparison with the logs, and telling other brokers, until `stop`.
     pub async fn run(self: Arc<Self>, stop: CancellationToken) {
         let cuts = self.cuts.clone().run(stop.clone());

@@ -20,6 +20,8 @@ use crate::name::Lane;
 pub struct CutKeeper<P> {
     epoch: i32,
     grace_ms: u64,
+    /// Of lanes that have one of their own.
+    graces_ms: BTreeMap<Lane, u64>,
     entries: BTreeMap<(GroupId, Lane), BTreeMap<P, Entry>>,
     fenced: bool,
 }
@@ -65,7 +67,16 @@ const RETRY_MS: u64 = 1000;
 
 impl<P: Ord + Clone> CutKeeper<P> {
     pub fn new(epoch: i32, grace_ms: u64) -> CutKeeper<P> {
-        CutKeeper { epoch, grace_ms, entries: BTreeMap::new(), fenced: false }
+        CutKeeper { epoch, grace_ms, graces_ms: BTreeMap::new(), entries: BTreeMap::new(), fenced: false }
+    }
+
+    /// The lanes that have a grace of their own, from now on. One that runs already runs on as it began.
+    pub fn set_graces(&mut self, graces_ms: BTreeMap<Lane, u64>) {
+        self.graces_ms = graces_ms;
+    }
+
+    fn grace_of(&self, lane: &Lane) -> u64 {
+        self.graces_ms.get(lane).copied().unwrap_or(self.grace_ms)
     }
 
     /// The partitions that the members of (group, lane) now hold. `clean`: whoever left said so.
@@ -77,6 +88,7 @@ impl<P: Ord + Clone> CutKeeper<P> {
         clean: bool,
         now: u64,
     ) -> Vec<Ask<P>> {
+        let grace_ms = self.grace_of(lane);
         let entries = self.entries.entry((group.clone(), lane.clone())).or_default();
         for partition in held {
             let entry = entries.entry(partition.clone()).or_default();
@@ -86,7 +98,7 @@ impl<P: Ord + Clone> CutKeeper<P> {
         for (partition, entry) in entries.iter_mut() {
             if entry.assigned && !held.contains(partition) {
                 entry.assigned = false;
-                entry.close_at = Some(if clean { now } else { now + self.grace_ms });
+                entry.close_at = Some(if clean { now } else { now + grace_ms });
             }
         }
         self.asks(group, lane, now)
@@ -116,8 +128,8 @@ impl<P: Ord + Clone> CutKeeper<P> {
         open: bool,
         now: u64,
     ) -> Vec<Ask<P>> {
+        let grace = now + self.grace_of(lane);
         let entries = self.entries.entry((group.clone(), lane.clone())).or_default();
-        let grace = now + self.grace_ms;
         let entry = entries.entry(partition.clone()).or_default();
         entry.learn(Some(last), open);
         if open && !entry.assigned && entry.close_at.is_none() {
@@ -301,6 +313,18 @@ mod tests {
         keeper.assign(&group, &lane, &BTreeSet::new(), false, 100_000);
         assert_eq!(keeper.next_tick(), Some(130_000));
         assert_eq!(kinds(&keeper.tick(130_000)), [(CutKind::Deactivate, 0, Some(5))]);
+    }
+
+    #[test]
+    fn a_lane_may_have_a_grace_of_its_own_and_one_that_runs_runs_on() {
+        let (group, lane) = names();
+        let mut keeper = CutKeeper::new(1, GRACE);
+        up(&mut keeper, 5);
+        keeper.set_graces(BTreeMap::from([(lane.clone(), 500)]));
+        keeper.assign(&group, &lane, &BTreeSet::new(), false, 1000);
+        keeper.set_graces(BTreeMap::new());
+        assert_eq!(keeper.next_tick(), Some(1500));
+        assert_eq!(kinds(&keeper.tick(1500)), [(CutKind::Deactivate, 0, Some(5))]);
     }
 
     #[test]

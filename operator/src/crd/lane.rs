@@ -45,6 +45,16 @@ pub struct LaneSpec {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 1, max = 31536000))]
     pub ttl_seconds: Option<i64>,
+    /// Seconds from the silence of the lane's last consumer of a partition to the hand-over to the baseline (BOE); as
+    /// lane_grace_seconds of the cluster's configuration says when not set.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 1, max = 86400))]
+    pub grace_seconds: Option<i32>,
+    /// Names in client certificates (common name or alternative names) that may enter the lane through a LaneRouter;
+    /// everybody may when empty. It counts for new connections.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(length(max = 64), inner(length(min = 1, max = 256)))]
+    pub principals: Vec<String>,
 }
 
 #[derive(Clone, Copy, Debug, Deserialize, Eq, JsonSchema, PartialEq, Serialize)]

@@ -372,6 +372,13 @@ fn links_and_lanes() -> Vec<Case> {
         bad("a PPE lane by another name", lane("PPE", "next"), "begins with ppe"),
         bad("a BOE lane by a PPE name", lane("BOE", "ppe-next"), "begins with ppe"),
         bad("a lane of no class", lane("TEST", "a"), "class"),
+        good("a grace", with(lane("BOE", "a"), "/spec/graceSeconds", json!(5))),
+        bad("no grace at all", with(lane("BOE", "a"), "/spec/graceSeconds", json!(0)), "graceSeconds"),
+        bad(
+            "a principal without a name",
+            with(lane("BOE", "a"), "/spec/principals", json!([""])),
+            "principals",
+        ),
         changed("another name", lane("BOE", "a"), "/spec/name", json!("b"), Some("immutable")),
         good("a router", router(json!({}))),
         bad("a router open to the world", router(json!({ "type": "NodePort" })), "leaves the cluster"),

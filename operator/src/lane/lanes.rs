@@ -82,16 +82,34 @@ async fn bring(cx: &Context, lane: &Lane, status: &mut LaneStatus) -> Result<Vec
 /// The lane's state; the lane is made where it is not there.
 async fn ask(control: &mut control::Client, lane: &Lane) -> Result<v1::LaneStatusResponse, tonic::Status> {
     let name = lane.spec.name.clone();
+    let grace_seconds = lane.spec.grace_seconds.map_or(0, |seconds| seconds.max(0).unsigned_abs());
+    let principals = lane.spec.principals.clone();
     let status = v1::LaneStatusRequest { name: name.clone() };
     match control.lane_status(status.clone()).await {
         Err(error) if error.code() == Code::NotFound => {}
-        other => return other.map(tonic::Response::into_inner),
+        Err(error) => return Err(error),
+        Ok(told) => {
+            let told = told.into_inner();
+            let is_so = told
+                .lane
+                .as_ref()
+                .is_some_and(|told| told.grace_seconds == grace_seconds && told.principals == principals);
+            if !is_so {
+                let principals = Some(v1::PrincipalList { names: principals });
+                let change = v1::SetLaneRequest { name, grace_seconds: Some(grace_seconds), principals };
+                control.set_lane(change).await?;
+            }
+            return Ok(told);
+        }
     }
     let class = match lane.spec.class {
         LaneClass::BOE => v1::LaneClass::Boe,
         LaneClass::PPE => v1::LaneClass::Ppe,
     };
-    match control.create_lane(v1::CreateLaneRequest { name, class: class.into() }).await {
+    match control
+        .create_lane(v1::CreateLaneRequest { name, class: class.into(), grace_seconds, principals })
+        .await
+    {
         Err(error) if error.code() != Code::AlreadyExists => return Err(error),
         _ => {}
     }
