@@ -18,7 +18,9 @@ fn a_region_of_many_brokers_is_mirrored_under_load_while_its_brokers_and_mirrors
         many.patch(r#"{"spec":{"mirror":{"replicas":2}}}"#)?;
         // Region west of the example, which joins this region in place of the example's own.
         let west = fs::read_to_string(manifests().join("examples/two-regions/west.yaml"))?;
-        kubectl.apply(&west.replace("namespace: east, name: west", "namespace: sealane, name: west"))?;
+        let west = west.replace("namespace: east, name: west", "namespace: sealane, name: west");
+        // A topic has lanes in both regions or in none.
+        kubectl.apply(&west.replace("lanes: {default: true}", "lanes: {default: false}"))?;
         kubectl.apply(
             "apiVersion: sealane.io/v1alpha1\nkind: LinkGrant\nmetadata: {name: west, namespace: sealane}\n\
              spec: {clusterRef: {name: east}, peer: west, namespaces: [west]}\n---\n\

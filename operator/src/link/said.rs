@@ -11,7 +11,7 @@ use crate::crd::{MirrorLinkSpec, MirrorLinkStatus};
 pub fn judge(spec: &MirrorLinkSpec, report: &MirrorStatusResponse, status: &mut MirrorLinkStatus) -> Verdict {
     let link = report.links.iter().find(|link| link.peer == spec.peer);
     let heard = (0..=REPORT_AGE_MS_MAX).contains(&report.report_age_ms);
-    let Some(link) = link.filter(|_| heard) else {
+    let Some(mut link) = link.filter(|_| heard).cloned() else {
         clear(status, if spec.paused { "Paused" } else { "Connecting" });
         let text = "the mirrors have not reported about this link yet";
         return match spec.paused {
@@ -19,8 +19,16 @@ pub fn judge(spec: &MirrorLinkSpec, report: &MirrorStatusResponse, status: &mut 
             false => Verdict::no("Ready", "NoReport", text),
         };
     };
-    fill(link, status);
-    verdict(spec, link, status)
+    // What a policy leaves out does not lag.
+    let left_out: Vec<&str> = report
+        .notes
+        .iter()
+        .filter(|note| note.peer == spec.peer && note.kind == "filter")
+        .map(|note| note.topic.as_str())
+        .collect();
+    link.partitions.retain(|partition| !left_out.contains(&partition.topic.as_str()));
+    fill(&link, status);
+    verdict(spec, &link, status)
 }
 
 fn verdict(spec: &MirrorLinkSpec, link: &Link, status: &MirrorLinkStatus) -> Verdict {
@@ -29,6 +37,10 @@ fn verdict(spec: &MirrorLinkSpec, link: &Link, status: &MirrorLinkStatus) -> Ver
         let text = format!("{} {}: {}", partition.topic, partition.partition, partition.reason);
         return Verdict::no("Ready", "TopicFaulted", text);
     }
+    // One that does not cross now, and why: for a moment, or until a person does something about it.
+    let held = link.partitions.iter().find(|partition| partition.state() == LinkState::Paused);
+    let held = held
+        .map(|partition| format!("{} {} waits: {}", partition.topic, partition.partition, partition.reason));
     match link.state() {
         LinkState::Faulted => Verdict::no("Ready", "Faulted", link.reason.clone()),
         LinkState::Paused => Verdict::no("Ready", "Paused", link.reason.clone()),
@@ -39,8 +51,11 @@ fn verdict(spec: &MirrorLinkSpec, link: &Link, status: &MirrorLinkStatus) -> Ver
                     let text = format!("{lag} s behind, spec.rpo.maxLagSeconds is {limit}");
                     Verdict::no("Ready", "LagExceeded", text)
                 }
-                (Some(_), None) => Verdict::unknown("Ready", "LagUnknown", "the lag is not known"),
-                _ => Verdict::yes("Ready", "Mirroring", ""),
+                (Some(_), None) => {
+                    let text = held.unwrap_or_else(|| "the lag is not known".to_owned());
+                    Verdict::unknown("Ready", "LagUnknown", text)
+                }
+                _ => Verdict::yes("Ready", "Mirroring", held.unwrap_or_default()),
             }
         }
         _ => Verdict::no("Ready", "Connecting", link.reason.clone()),
@@ -119,6 +134,22 @@ mod tests {
         let spec = MirrorLinkSpec { peer: "west".to_owned(), rpo, ..MirrorLinkSpec::default() };
         let mut status = MirrorLinkStatus::default();
         (judge(&spec, report, &mut status), status)
+    }
+
+    #[test]
+    fn what_a_policy_leaves_out_does_not_lag_and_what_waits_is_named() {
+        let mut held = partition("b", None);
+        held.set_state(LinkState::Paused);
+        held.reason = "lanes are on in one region and off in the other".to_owned();
+        let mut said = report(LinkState::Active, vec![partition("a", Some(0)), held]);
+        let (verdict, status) = judged(&said, Some(60));
+        assert_eq!((verdict.reason, status.lag.as_deref()), ("LagUnknown", Some("unknown")));
+        assert!(verdict.message.starts_with("b 0 waits: lanes are on"), "{}", verdict.message);
+        assert_eq!(judged(&said, None).0.status, Status::True);
+        let (peer, kind, topic) = ("west".to_owned(), "filter".to_owned(), "b".to_owned());
+        said.notes = vec![control::v1::LinkNote { peer, kind, topic, ..control::v1::LinkNote::default() }];
+        let (verdict, status) = judged(&said, Some(60));
+        assert_eq!((verdict.reason, status.lag.as_deref()), ("Mirroring", Some("0 records, 0 s")));
     }
 
     #[test]
