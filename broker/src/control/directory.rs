@@ -545,7 +545,7 @@ mod tests {
         let second = directory(&meta).await;
         assert_eq!(second.lane("boe-a").expect("kept"), set);
         assert_eq!(second.watch().borrow().graces(), BTreeMap::from([(lane("boe-a"), 7000)]));
-        let unknown = second.set("boe-b", |_| ()).await.err().expect("unknown").to_string();
+        let unknown = second.set("boe-b", |_| ()).await.expect_err("unknown").to_string();
         assert!(unknown.starts_with("lane boe-b does not exist"), "{unknown}");
         // What an earlier build wrote has none.
         let old: LaneObject =
