@@ -328,16 +328,6 @@ fn build() -> Result<PathBuf> {
     if profile.ends_with("release") {
         command.arg("--release");
     }
-    // What the outer cargo says of the test's own package would be news to build scripts that look at it: with one of them
-    // everything that stands on TLS is compiled again, and again for the next test.
-    for (name, _) in std::env::vars_os() {
-        let text = name.to_string_lossy();
-        let of_package =
-            ["CARGO_PKG_", "CARGO_MANIFEST_", "CARGO_BIN_"].iter().any(|begin| text.starts_with(begin));
-        if of_package || text == "CARGO_CRATE_NAME" || text == "CARGO_PRIMARY_PACKAGE" {
-            command.env_remove(&name);
-        }
-    }
     let output = command.current_dir(&workspace).output().context("run cargo")?;
     ensure!(output.status.success(), "cargo build:\n{}", String::from_utf8_lossy(&output.stderr));
     ensure!(binary.is_file(), "no {} after cargo build", binary.display());
