@@ -14,9 +14,9 @@ lint:
     cargo fmt --all --check
     cargo clippy --workspace --all-targets -- -D warnings
 
-# Every test, the ones with real clients included.
+# Every test but those on Kubernetes; real clients, etcd, S3 and HDFS included.
 test *args:
-    cargo test --workspace {{args}}
+    cargo test --workspace --features cluster,operator {{args}}
 
 # Only the tests with real processes and real clients; `just e2e crash` runs one file.
 e2e file="*":
@@ -41,7 +41,7 @@ sim-cluster from="0" to="10000":
 
 # The stores of a cluster and brokers that share them, on real etcd, S3 and HDFS.
 test-cluster *args:
-    cargo test --workspace --features cluster --lib --test cluster --test cluster_faults --test cluster_mirror {{args}}
+    cargo test --workspace --features cluster,operator --lib --test 'cluster*' {{args}}
 
 # A cluster on etcd and a store (s3 or hdfs) hurt by COUNT seeds FROM one; rows add up in docs/benchmarks.
 soak-cluster store="s3" from="1" count="20":
@@ -84,7 +84,7 @@ kube action="up" region="1":
 
 # The tests on a real Kubernetes (root; its first build takes some 13 CPU minutes).
 test-kubernetes *args:
-    cargo test --workspace --features kubernetes --test 'kubernetes*' {{args}} -- --test-threads 1
+    cargo test --workspace --features cluster,operator,kubernetes --test 'kubernetes*' {{args}} -- --test-threads 1
 
 # Outages of the API server at full length (root): what the operator, its watches and the data plane make of them.
 outage seconds="600":
@@ -92,7 +92,7 @@ outage seconds="600":
 
 # The S3 tests on SeaweedFS in place of gofakes3; its first build takes minutes.
 seaweed:
-    SEALANE_S3=seaweed cargo test --workspace --features cluster --lib remote::s3 -- --test-threads 1
+    SEALANE_S3=seaweed cargo test --workspace --features cluster,operator --lib remote::s3 -- --test-threads 1
 
 # A benchmark: broker (beside Apache Kafka), mirror, lanes, profile, store or cluster; --quick takes a few minutes.
 bench which="broker" *args:

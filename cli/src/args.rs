@@ -10,11 +10,19 @@ use clap::{Args, Parser, Subcommand, ValueEnum};
 
 pub use link::{Link, LinkChange, LinkCongestion, LinkLanes, LinkPeer, LinkSet};
 
+/// With what it was built beside what every build has.
+const VERSION: &str = match (cfg!(feature = "cluster"), cfg!(feature = "operator")) {
+    (false, false) => env!("CARGO_PKG_VERSION"),
+    (true, false) => concat!(env!("CARGO_PKG_VERSION"), " (cluster)"),
+    (false, true) => concat!(env!("CARGO_PKG_VERSION"), " (operator)"),
+    (true, true) => concat!(env!("CARGO_PKG_VERSION"), " (cluster, operator)"),
+};
+
 /// Sealane: a multi-region, Kafka-compatible message queue.
 #[derive(Debug, Parser)]
 #[command(
     name = "sealane",
-    version,
+    version = VERSION,
     propagate_version = true,
     max_term_width = 100,
     disable_help_subcommand = true

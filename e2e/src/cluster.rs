@@ -24,7 +24,7 @@ pub use writers::{Directory, Promises, Writers};
 
 use crate::clients::PATIENCE;
 use crate::probe;
-use crate::process::{binary, is_error};
+use crate::process::{binary, go_on, hang, is_error};
 use crate::stores::etcd::Etcd;
 use crate::stores::front::{Front, FrontFaults};
 use crate::stores::hdfs::Hdfs;
@@ -211,10 +211,22 @@ impl Cluster {
         Ok(())
     }
 
-    /// SIGSTOP, or SIGCONT.
-    pub fn signal(&self, broker: u16, signal: Signal) -> Result<()> {
-        let child = self.brokers.get(&broker).context("it does not run")?;
-        Ok(kill_process(Pid::from_child(child), signal)?)
+    /// Waits until no partition is on its way from one broker to another, as `broker` sees it.
+    pub fn until_moved(&self, broker: u16) -> Result<()> {
+        self.until(broker, "the move", |status| {
+            let mut brokers = status["brokers"].as_array().into_iter().flatten();
+            status["moving"].as_array().is_some_and(Vec::is_empty)
+                && brokers.all(|broker| broker["taking_over"] == 0)
+        })
+    }
+
+    /// A broker stands still, and does not know it.
+    pub fn pause(&self, broker: u16) -> Result<()> {
+        hang(self.brokers.get(&broker).context("it does not run")?)
+    }
+
+    pub fn resume(&self, broker: u16) -> Result<()> {
+        go_on(self.brokers.get(&broker).context("it does not run")?)
     }
 
     /// SIGTERM; it must end with success.

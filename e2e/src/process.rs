@@ -291,6 +291,23 @@ pub fn namespace() -> Result<Command> {
     Ok(command)
 }
 
+/// SIGSTOP: a process hangs, its connections stay open, and its own clock seems to stand still. All of its threads have
+/// stopped when this returns; after the signal alone they go on for as long as it takes them to notice.
+pub fn hang(child: &Child) -> Result<()> {
+    kill_process(Pid::from_child(child), Signal::STOP)?;
+    let end = Instant::now() + PATIENCE;
+    while !crate::usage::has_stopped(child.id())? {
+        ensure!(Instant::now() < end, "process {} does not stop", child.id());
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    Ok(())
+}
+
+/// SIGCONT: it goes on after [`hang`].
+pub fn go_on(child: &Child) -> Result<()> {
+    Ok(kill_process(Pid::from_child(child), Signal::CONT)?)
+}
+
 /// True for a line of level ERROR in either format, and for a panic.
 pub(crate) fn is_error(line: &str) -> bool {
     line.contains("\"level\":\"ERROR\"") || line.contains(" ERROR ") || line.contains("panicked at")
@@ -311,19 +328,22 @@ fn build() -> Result<PathBuf> {
     let profile = test.parent().and_then(Path::parent).context("a test lies in target/<profile>/deps")?;
     let binary = profile.join("sealane");
     let workspace = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
-    // `cargo test --workspace` has just built it; to ask cargo again would only wait for its lock. What it built may
-    // lack the feature.
-    if !cfg!(feature = "cluster") && newer_than_sources(&binary, &workspace)? {
+    let needed: &[&str] = match (cfg!(feature = "cluster"), cfg!(feature = "kubernetes")) {
+        (_, true) => &["cluster", "operator"],
+        (true, false) => &["cluster"],
+        (false, false) => &[],
+    };
+    // `cargo test --workspace` has just built it; to ask cargo again would wait for its lock, and compile what a build
+    // without tests has other features of.
+    if newer_than_sources(&binary, &workspace)? && has_features(&binary, needed)? {
         return Ok(binary);
     }
     // Not $CARGO: where one cargo was started by another, it names the outer one, of another toolchain.
     let mut command = Command::new("cargo");
     // The whole workspace decides on the features of what is shared: otherwise everything is compiled again.
     command.args(["build", "--quiet", "--workspace", "--bin", "sealane"]);
-    if cfg!(feature = "kubernetes") {
-        command.args(["--features", "cluster,operator"]);
-    } else if cfg!(feature = "cluster") {
-        command.args(["--features", "cluster"]);
+    if !needed.is_empty() {
+        command.args(["--features", &needed.join(",")]);
     }
     if profile.ends_with("release") {
         command.arg("--release");
@@ -332,6 +352,14 @@ fn build() -> Result<PathBuf> {
     ensure!(output.status.success(), "cargo build:\n{}", String::from_utf8_lossy(&output.stderr));
     ensure!(binary.is_file(), "no {} after cargo build", binary.display());
     Ok(binary)
+}
+
+/// Whether it says that it was built with these.
+fn has_features(binary: &Path, needed: &[&str]) -> Result<bool> {
+    let output = Command::new(binary).arg("--version").output().context("ask a binary for its version")?;
+    let version = String::from_utf8_lossy(&output.stdout);
+    let built: Vec<&str> = version.split(['(', ',', ')']).map(str::trim).collect();
+    Ok(needed.iter().all(|feature| built.contains(feature)))
 }
 
 /// True when nothing that the binary is made of has changed since it was made.

@@ -19,8 +19,8 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail, ensure};
 pub use chassis::certs::CertificateDir;
 pub use chassis::tls::TlsFiles;
-use rustix::process::{Pid, Signal, kill_process};
 
+use crate::process::{go_on, hang};
 use crate::tools;
 
 /// Machines that are busy with something else take long.
@@ -57,14 +57,13 @@ impl Daemon {
         Ok(())
     }
 
-    /// SIGSTOP: it hangs, and its connections stay open.
+    /// It hangs, and its connections stay open.
     pub fn pause(&self) -> Result<()> {
-        self.signal(Signal::STOP)
+        hang(self.child.as_ref().context("it does not run")?)
     }
 
-    /// SIGCONT.
     pub fn resume(&self) -> Result<()> {
-        self.signal(Signal::CONT)
+        go_on(self.child.as_ref().context("it does not run")?)
     }
 
     pub fn pid(&self) -> Option<u32> {
@@ -74,11 +73,6 @@ impl Daemon {
     /// What it printed since its first start.
     pub fn log(&self) -> String {
         fs::read_to_string(&self.log).unwrap_or_default()
-    }
-
-    fn signal(&self, signal: Signal) -> Result<()> {
-        let child = self.child.as_ref().context("it does not run")?;
-        Ok(kill_process(Pid::from_child(child), signal)?)
     }
 
     /// Waits until `serves` says so; an end of the process or too long a wait shows its log.

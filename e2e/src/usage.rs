@@ -36,6 +36,19 @@ pub fn reset_peak(pid: u32) -> Result<()> {
     fs::write(format!("/proc/{pid}/clear_refs"), "5").with_context(|| format!("process {pid}"))
 }
 
+/// Whether every thread of a process stands still by a signal.
+pub fn has_stopped(pid: u32) -> Result<bool> {
+    for task in fs::read_dir(format!("/proc/{pid}/task")).with_context(|| format!("process {pid}"))? {
+        // One that has ended meanwhile does nothing any more.
+        let Ok(stat) = fs::read_to_string(task?.path().join("stat")) else { continue };
+        let (_, fields) = stat.rsplit_once(')').context("stat without a name")?;
+        if !matches!(fields.split_ascii_whitespace().next(), Some("T" | "Z" | "X")) {
+            return Ok(false);
+        }
+    }
+    Ok(true)
+}
+
 fn status_bytes(pid: u32, field: &str) -> Result<u64> {
     let status =
         fs::read_to_string(format!("/proc/{pid}/status")).with_context(|| format!("process {pid}"))?;

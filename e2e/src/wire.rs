@@ -191,6 +191,20 @@ impl Conn {
         take.i16()
     }
 
+    /// DeleteRecords 1 of what is before `offset`; (error, where the log starts now).
+    pub fn delete_records(&mut self, topic: &str, partition: i32, offset: i64) -> Result<(i16, i64)> {
+        let mut body = Put::default();
+        body.i32(1).string(Some(topic)).i32(1).i32(partition).i64(offset).i32(30_000);
+        let answer = self.call(DELETE_RECORDS, 1, &body.0)?;
+        let mut take = Take::new(&answer);
+        take.i32()?; // throttle
+        ensure!(take.i32()? == 1, "one topic");
+        take.string()?;
+        ensure!(take.i32()? == 1 && take.i32()? == partition, "the partition");
+        let start = take.i64()?;
+        Ok((take.i16()?, start))
+    }
+
     /// Produce 7 of one batch; (error, base offset).
     pub fn produce(&mut self, topic: &str, partition: i32, batch: &[u8]) -> Result<(i16, i64)> {
         let answer = self.call(PRODUCE, 7, &produce_body(topic, partition, -1, batch))?;
@@ -372,6 +386,12 @@ pub fn batch(records: &[Record], head: BatchHead) -> Vec<u8> {
     whole.i32(crc32c(&checked.0) as i32);
     whole.0.extend_from_slice(&checked.0);
     whole.0
+}
+
+/// A batch of one record by an idempotent producer (id, epoch).
+pub fn numbered((producer_id, producer_epoch): (i64, i16), sequence: i32) -> Vec<u8> {
+    let head = BatchHead { producer_id, producer_epoch, sequence, ..BatchHead::default() };
+    batch(&[Record::numbered("v", sequence as usize)], head)
 }
 
 /// How many records of these batches an application sees: none of a control batch, which only takes the reader over

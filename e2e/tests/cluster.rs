@@ -82,7 +82,7 @@ fn a_person_sees_moves_and_empties_brokers_and_no_client_notices() -> Result<()>
     for partition in ["0", "1", "2"] {
         for to in [1, 2, 3] {
             cluster.cli(2, &["cluster", "move", TOPIC, partition, &to.to_string()])?;
-            cluster.until(1, "the move", |status| status["moving"].as_array().is_some_and(Vec::is_empty))?;
+            cluster.until_moved(1)?;
         }
     }
     cluster.cli(1, &["cluster", "drain", "1"])?;

@@ -12,7 +12,6 @@ use e2e::soak::GIVEN_UP;
 use e2e::stores::front::FrontFaults;
 use e2e::stores::s3::S3;
 use e2e::wire::{BatchHead, Conn, PRODUCE, Take, batch, produce_body};
-use rustix::process::Signal;
 
 const TOPIC: &str = "orders";
 const PARTITIONS: i32 = 6;
@@ -248,7 +247,7 @@ fn asked_while_it_slept(off: &str) -> Result<Option<i16>> {
     };
     ensure!(former.produce(TOPIC, 0, &record(0))?.0 == 0, "the owner takes the first one");
 
-    cluster.signal(owner, Signal::STOP)?;
+    cluster.pause(owner)?;
     let mut heir = Conn::open(cluster.address(1 - owner))?;
     let end = Instant::now() + PATIENCE;
     while heir.produce(TOPIC, 0, &record(1))?.0 != 0 {
@@ -256,7 +255,7 @@ fn asked_while_it_slept(off: &str) -> Result<Option<i16>> {
         std::thread::sleep(Duration::from_millis(50));
     }
     let sent = former.send(PRODUCE, 7, &produce_body(TOPIC, 0, -1, &record(2)), false)?;
-    cluster.signal(owner, Signal::CONT)?;
+    cluster.resume(owner)?;
     let said = former.answer(sent).ok();
     ensure!(heir.produce(TOPIC, 0, &record(2))?.0 == 0, "the heir knows better");
     let Some(answer) = said else { return Ok(None) };

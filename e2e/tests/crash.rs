@@ -127,28 +127,11 @@ fn repeat_after_a_cut(mechanism_off: &str) -> Result<(i16, i64)> {
     for _ in 0..200 {
         ensure!(conn.produce(TOPIC, 0, &batch(std::slice::from_ref(&record), BatchHead::default()))?.0 == 0);
     }
-    delete_records(&mut conn, 150)?;
+    ensure!(conn.delete_records(TOPIC, 0, 150)? == (0, 150), "the log is not trimmed");
     local.kill()?;
     local.set_environment("SEALANE_TEST_OFF", mechanism_off);
     local.start_again()?;
     Conn::open(local.bootstrap(0))?.produce(TOPIC, 0, &last)
-}
-
-/// DeleteRecords 1 below `offset`.
-fn delete_records(conn: &mut Conn, offset: i64) -> Result<()> {
-    let mut body = e2e::wire::Put::default();
-    body.i32(1).string(Some(TOPIC)).i32(1).i32(0).i64(offset).i32(30_000);
-    let answer = conn.call(e2e::wire::DELETE_RECORDS, 1, &body.0)?;
-    let mut take = e2e::wire::Take::new(&answer);
-    take.i32()?;
-    take.i32()?;
-    take.string()?;
-    take.i32()?;
-    take.i32()?;
-    ensure!(take.i64()? == offset, "the log starts elsewhere");
-    let error = take.i16()?;
-    ensure!(error == 0, "DeleteRecords answers error {error}");
-    Ok(())
 }
 
 #[test]

@@ -45,7 +45,7 @@ fn expect(printed: &str, lines: &[&str]) -> Result<()> {
 
 #[test]
 fn there_are_two_commands_to_get_going() -> Result<()> {
-    for command in ["cargo run --release -- local", "cargo test --workspace"] {
+    for command in ["cargo run --release -- local", "cargo test --workspace --features cluster,operator"] {
         ensure!(README.lines().any(|line| line == command), "the README does not show {command:?}");
     }
     Ok(())

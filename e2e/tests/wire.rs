@@ -8,7 +8,9 @@ use anyhow::{Result, ensure};
 use e2e::clients::{Library, Record};
 use e2e::process::Plan;
 use e2e::server::Server;
-use e2e::wire::{self, BatchHead, Conn, FetchPlan, Put, Take, batch, batches, crc32c, produce_body};
+use e2e::wire::{
+    self, BatchHead, Conn, FetchPlan, Put, Take, batch, batches, crc32c, numbered, produce_body,
+};
 
 fn one(n: usize) -> Vec<u8> {
     batch(&[Record::numbered("v", n)], BatchHead::default())
@@ -278,11 +280,6 @@ fn acks_0_is_never_answered_and_acks_1_is() -> Result<()> {
 }
 
 /// A one-record batch of an idempotent producer.
-fn numbered(producer_id: i64, producer_epoch: i16, sequence: i32) -> Vec<u8> {
-    let head = BatchHead { producer_id, producer_epoch, sequence, ..BatchHead::default() };
-    batch(&[Record::numbered("v", sequence as usize)], head)
-}
-
 #[test]
 fn a_repeated_batch_gets_its_first_offset_also_after_a_stop_and_after_kill_9() -> Result<()> {
     let mut local = if Server::is_kafka() { None } else { Some(Plan::one().start()?) };
@@ -294,32 +291,32 @@ fn a_repeated_batch_gets_its_first_offset_also_after_a_stop_and_after_kill_9() -
     };
     let mut raw = Conn::open(&address)?;
     raw.create_topic("t", 1, &[])?;
-    let (id, epoch) = raw.init_producer_id()?;
+    let producer = raw.init_producer_id()?;
     for sequence in 0..6 {
-        ensure!(raw.produce("t", 0, &numbered(id, epoch, sequence))? == (0, i64::from(sequence)));
+        ensure!(raw.produce("t", 0, &numbered(producer, sequence))? == (0, i64::from(sequence)));
     }
-    judge_repeats(&mut raw, id, epoch)?;
+    judge_repeats(&mut raw, producer)?;
     if let Some(local) = &mut local {
         local.stop()?;
         local.start_again()?;
-        judge_repeats(&mut Conn::open(&address)?, id, epoch)?;
+        judge_repeats(&mut Conn::open(&address)?, producer)?;
         local.kill()?;
         local.start_again()?;
         let mut raw = Conn::open(&address)?;
-        judge_repeats(&mut raw, id, epoch)?;
-        ensure!(raw.produce("t", 0, &numbered(id, epoch, 6))? == (0, 6), "the producer cannot go on");
+        judge_repeats(&mut raw, producer)?;
+        ensure!(raw.produce("t", 0, &numbered(producer, 6))? == (0, 6), "the producer cannot go on");
         let (other, _) = raw.init_producer_id()?;
-        ensure!(other != id, "a producer id was given out twice");
+        ensure!(other != producer.0, "a producer id was given out twice");
     }
     Ok(())
 }
 
-fn judge_repeats(raw: &mut Conn, id: i64, epoch: i16) -> Result<()> {
+fn judge_repeats(raw: &mut Conn, producer: (i64, i16)) -> Result<()> {
     for sequence in [5, 1] {
-        let answer = raw.produce("t", 0, &numbered(id, epoch, sequence))?;
+        let answer = raw.produce("t", 0, &numbered(producer, sequence))?;
         ensure!(answer == (0, i64::from(sequence)), "sequence {sequence} again: {answer:?}");
     }
-    ensure!(raw.produce("t", 0, &numbered(id, epoch, 9))?.0 == 45, "a gap is taken");
+    ensure!(raw.produce("t", 0, &numbered(producer, 9))?.0 == 45, "a gap is taken");
     ensure!(raw.end_offset("t", 0)? == 6, "something was stored");
     Ok(())
 }

@@ -63,8 +63,14 @@ impl Janitor {
         for life in over.into_iter().filter(|life| !needed.contains(&life.to_string())) {
             let remote = self.remote.clone();
             // Packs that others still need are removed later.
-            if !blocking(move || leftovers::forget(&*remote, life)).await? {
-                continue;
+            match blocking(move || leftovers::forget(&*remote, life)).await {
+                Ok(true) => {}
+                Ok(false) => continue,
+                // Keeps nothing else from being removed.
+                Err(error) => {
+                    tracing::warn!(%life, %error, "the log of a life that is over cannot be removed yet");
+                    continue;
+                }
             }
             tracing::info!(%life, "the log of a life that is over was removed");
             self.absent.remove(&life);

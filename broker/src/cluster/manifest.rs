@@ -78,12 +78,23 @@ fn damaged(name: &StorePath) -> StoreError {
     StoreError::Corrupt(format!("{name} is no manifest of a hand-over, or a damaged one"))
 }
 
+/// What is wrong with a manifest whose head cannot be read.
+fn unreadable(name: &StorePath, bytes: &[u8]) -> StoreError {
+    match bytes.first() {
+        Some(version) if *version != VERSION => StoreError::Corrupt(format!(
+            "{name} is a manifest of version {version}, and this build reads version {VERSION}: its partitions wait for \
+             a broker of the build that wrote it; stop those of this build until it has taken them over"
+        )),
+        _ => damaged(name),
+    }
+}
+
 /// The state in a manifest. Blocks.
 pub(super) fn read(remote: &Arc<dyn Remote>, name: &str) -> Result<Bytes, StoreError> {
     let name = StorePath::parse(name)
         .map_err(|_| StoreError::Corrupt(format!("{name:?} is no name of a manifest")))?;
     let bytes = remote.get(&name, 0, BYTES_MAX)?;
-    let (_, checksum, head) = decode_head(&bytes).ok_or_else(|| damaged(&name))?;
+    let (_, checksum, head) = decode_head(&bytes).ok_or_else(|| unreadable(&name, &bytes))?;
     let state = bytes.slice(head..);
     if crc32c::crc32c(&state) != checksum {
         return Err(damaged(&name));
@@ -94,7 +105,7 @@ pub(super) fn read(remote: &Arc<dyn Remote>, name: &str) -> Result<Bytes, StoreE
 /// Who was let go of with a manifest. Blocks.
 pub(super) fn read_head(remote: &Arc<dyn Remote>, name: &StorePath) -> Result<LeftUnder, StoreError> {
     let bytes = remote.get(name, 0, HEAD_BYTES + PARTITIONS_MAX * PARTITION_BYTES)?;
-    decode_head(&bytes).map(|(partitions, ..)| partitions).ok_or_else(|| damaged(name))
+    decode_head(&bytes).map(|(partitions, ..)| partitions).ok_or_else(|| unreadable(name, &bytes))
 }
 
 /// Whether any record of a topic names it.
@@ -129,6 +140,24 @@ mod tests {
             changed[at] ^= 1;
             assert!(decode_head(&changed).is_none(), "byte {at}");
             assert!(decode_head(&bytes[..at]).is_none(), "cut at {at}");
+        }
+    }
+
+    #[test]
+    fn a_manifest_of_another_build_is_named_as_such_and_a_damaged_one_as_damaged() {
+        let remote: Arc<dyn Remote> = Arc::new(broker_store::remote::Memory::new());
+        let whole = encode(&[(0, LeaderEpoch(4))], &Bytes::from_static(b"what is there"));
+        let mut later = whole.to_vec();
+        later[0] = VERSION + 1;
+        for (name, bytes, said) in [
+            ("manifests/t/1-1", later, "version 2, and this build reads version 1"),
+            ("manifests/t/1-2", whole[..9].to_vec(), "damaged"),
+            ("manifests/t/1-3", whole[..whole.len() - 1].to_vec(), "damaged"),
+            ("manifests/t/1-4", Vec::new(), "damaged"),
+        ] {
+            remote.put(&StorePath::parse(name).unwrap(), Bytes::from(bytes)).unwrap();
+            let error = read(&remote, name).unwrap_err().to_string();
+            assert!(error.contains(said) && error.contains(name), "{error}");
         }
     }
 

@@ -5,7 +5,7 @@
 //! over, in a write that is guarded by this life's registration; before that, nothing that was written
 //! here counts. What the view says may be old: epochs decide.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -26,6 +26,11 @@ use crate::waiting;
 
 /// Between two tries of what failed.
 const RETRY: Duration = Duration::from_millis(200);
+/// What could not be settled so often is tried less often.
+const OFTEN: u32 = 50;
+const RETRY_LATER: Duration = Duration::from_secs(2);
+/// Between two attempts to begin a life.
+const BEGIN_AGAIN_MAX: Duration = Duration::from_secs(5);
 /// Looks again even when nothing was heard.
 const LOOK_AGAIN: Duration = Duration::from_secs(5);
 
@@ -58,6 +63,10 @@ pub(super) struct Living {
     pub hand_overs: u64,
     /// As of the last look.
     topics: BTreeMap<TopicId, TopicName>,
+    /// Former owners whose logs could not be read the last time.
+    pub unread: HashSet<Vec<Life>>,
+    /// What was said of manifests since all was well.
+    pub told: BTreeSet<String>,
 }
 
 /// Why a life ends, or does not begin.
@@ -86,13 +95,18 @@ pub(super) struct Taking {
 impl Member {
     /// Lives until `stop`, then hands back what it can.
     pub async fn run(mut self, stop: CancellationToken) {
+        let mut pause = RETRY;
         while !stop.is_cancelled() {
             let ended = self.live(&stop).await;
             self.serving.send_replace(false);
-            if let Err(error) = ended {
-                tracing::warn!(broker = self.cluster.me, %error, "this life of the broker is over; it begins another");
-                let _ = stop.run_until_cancelled(tokio::time::sleep(RETRY)).await;
-            }
+            let Err(error) = ended else { continue };
+            tracing::warn!(broker = self.cluster.me, %error, "this life of the broker is over; it begins another");
+            // A store that refuses every life is not asked again and again.
+            pause = match error {
+                Ended::Begin(_) => (2 * pause).min(BEGIN_AGAIN_MAX),
+                _ => RETRY,
+            };
+            let _ = stop.run_until_cancelled(tokio::time::sleep(pause)).await;
         }
     }
 
@@ -143,6 +157,8 @@ impl Member {
             bequeathed: BTreeMap::new(),
             hand_overs: 0,
             topics: BTreeMap::new(),
+            unread: HashSet::new(),
+            told: BTreeSet::new(),
         })
     }
 
@@ -173,14 +189,21 @@ impl Member {
         };
         tokio::pin!(over);
         let mut meter = Meter::new();
+        let mut in_vain = 0_u32;
         loop {
             let settled = tokio::select! {
                 settled = self.settle(living) => settled,
                 ended = &mut over => return Err(ended),
             };
             let again = match settled {
-                Ok(true) => LOOK_AGAIN,
-                Ok(false) => RETRY,
+                Ok(true) => {
+                    (in_vain, living.told) = (0, BTreeSet::new());
+                    LOOK_AGAIN
+                }
+                Ok(false) => {
+                    in_vain += 1;
+                    if in_vain < OFTEN { RETRY } else { RETRY_LATER }
+                }
                 Err(MetaError::GuardGone) => return Err(Ended::Lease),
                 Err(error) => {
                     tracing::debug!(%error, "partitions are settled later");
@@ -323,7 +346,8 @@ impl Member {
     async fn end(&self, living: &Living, open: &Arc<Partition>, is_deleted: bool) {
         let (shared, dir) = (living.shared.clone(), open.directory().clone());
         let end = move || match is_deleted {
-            true => shared.delete(&dir),
+            // What was released, and not handed over, is not removed by a deletion.
+            true => shared.delete(&dir).and_then(|()| shared.disown(&dir)),
             false => shared.disown(&dir),
         };
         if let Some(Err(error)) = waiting::blocking(end).await {

@@ -4,7 +4,7 @@
 //! A record is changed only by whoever it names, under the epoch that it names, guarded by the life's
 //! registration. A heir that could not record what it read forgets it again.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -111,27 +111,55 @@ impl Member {
                 Ok(None) => open.push(taking),
                 Err(error) => {
                     all = false;
-                    tracing::warn!(topic = %taking.topic.name, index = taking.index, %error, "a manifest cannot be read yet");
+                    // A manifest is of many partitions, and looked for again and again.
+                    if living.told.insert(error.to_string()) {
+                        tracing::warn!(topic = %taking.topic.name, index = taking.index, %error, "a manifest cannot be read yet");
+                    }
                 }
             }
         }
+        let mut failed = None;
+        for adopts in by_source(adopts, &living.unread) {
+            let lives = adopts.first().filter(|(adopt, _)| adopt.manifest.is_none());
+            let lives = lives.map(|(adopt, _)| adopt.lives.clone());
+            let (some, outcome) =
+                self.take_some_over(living, std::mem::take(&mut open), adopts, &named).await;
+            all &= some;
+            failed = failed.or(outcome.err());
+            if let Some(lives) = lives {
+                if some {
+                    living.unread.remove(&lives)
+                } else {
+                    living.unread.insert(lives)
+                };
+            }
+        }
+        failed.map_or(Ok(all), Err)
+    }
+
+    /// Those that are here already, and those of one source. Whether that is all of them.
+    async fn take_some_over(
+        &self,
+        living: &mut Living,
+        mut open: Vec<Taking>,
+        adopts: Vec<(Inheritance, Taking)>,
+        named: &HashMap<(TopicId, i32), String>,
+    ) -> (bool, Result<(), MetaError>) {
         let (broker, shared, life) = (self.broker.clone(), living.shared.clone(), living.life);
         let opened = waiting::blocking(move || {
             let (adopted, whole) = adopt_what_can_be(&shared, adopts);
             open.extend(adopted);
             (open_all(&broker, &shared, life, open), whole)
         });
-        let Some((opened, whole)) = opened.await else { return Ok(false) };
-        all &= whole;
-        let (by_topic, whole) = by_topic(&living.shared, opened);
-        all &= whole;
+        let Some((opened, adopted)) = opened.await else { return (false, Ok(())) };
+        let (by_topic, all) = by_topic(&living.shared, opened);
         let mut failed = None;
         for (topic, partitions) in by_topic {
-            if let Err(error) = self.take_possession(living, topic, partitions, &named).await {
+            if let Err(error) = self.take_possession(living, topic, partitions, named).await {
                 failed = failed.or(Some(error));
             }
         }
-        failed.map_or(Ok(all), Err)
+        (adopted && all, failed.map_or(Ok(()), Err))
     }
 
     /// Records partitions of one topic that were read and opened, and serves those that are this life's now.
@@ -364,9 +392,32 @@ fn adoption(life: Life, taking: &Taking, manifests: &Manifests) -> Result<Option
     Ok(Some(Inheritance { dir, lives, manifest }))
 }
 
+/// What was left in manifests, and then what each dead owner's log has, those last that could not be read before:
+/// one that cannot be read keeps nobody from the others. The first part is there even if it is empty.
+fn by_source(
+    adopts: Vec<(Inheritance, Taking)>,
+    unread: &HashSet<Vec<Life>>,
+) -> Vec<Vec<(Inheritance, Taking)>> {
+    let mut left = Vec::new();
+    let mut of_lives: BTreeMap<(bool, Vec<Life>), Vec<(Inheritance, Taking)>> = BTreeMap::new();
+    for (adopt, taking) in adopts {
+        match adopt.manifest {
+            Some(_) => left.push((adopt, taking)),
+            None => {
+                let key = (unread.contains(&adopt.lives), adopt.lives.clone());
+                of_lives.entry(key).or_default().push((adopt, taking));
+            }
+        }
+    }
+    std::iter::once(left).chain(of_lives.into_values()).collect()
+}
+
 /// Takes directories over together; where one of them cannot be, each by itself, so that it keeps nobody
 /// from the others. Whether all were. Blocks.
 fn adopt_what_can_be(shared: &Shared, adopts: Vec<(Inheritance, Taking)>) -> (Vec<Taking>, bool) {
+    if adopts.is_empty() {
+        return (Vec::new(), true);
+    }
     let all: Vec<Inheritance> = adopts.iter().map(|(adopt, _)| adopt.clone()).collect();
     match shared.adopt(&all) {
         Ok(found) => {

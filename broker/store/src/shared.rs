@@ -27,6 +27,7 @@ mod work;
 pub(crate) use tests::small;
 
 use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
 use parking_lot::{Condvar, Mutex};
@@ -134,6 +135,9 @@ struct Inner {
     /// A writer is done with something.
     done: Condvar,
     on_lost: Mutex<Vec<Box<dyn FnOnce(&Lost) + Send>>>,
+    /// The store has refused an object, and nothing since was written; the same of what is removed.
+    is_write_failure_told: AtomicBool,
+    is_chore_failure_told: AtomicBool,
     /// No threads: whoever would wait does a step of the work itself.
     is_stepped: bool,
 }
@@ -211,6 +215,8 @@ impl Inner {
             work: Condvar::new(),
             done: Condvar::new(),
             on_lost: Mutex::default(),
+            is_write_failure_told: AtomicBool::new(false),
+            is_chore_failure_told: AtomicBool::new(false),
             is_stepped,
         }))
     }

@@ -6,7 +6,6 @@
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
-use rustix::process::Signal;
 
 use super::Run;
 use crate::clients::Record;
@@ -151,7 +150,7 @@ fn strike_broker(run: &mut Run<'_>, struck: &mut Struck) -> Result<()> {
     let (victim, partitions) = run.victim(struck.fault == Fault::KillController)?;
     run.row.in_flight += run.writers.in_flight();
     if struck.fault == Fault::Zombie {
-        run.cluster.signal(victim, Signal::STOP)?;
+        run.cluster.pause(victim)?;
         run.row.zombies += 1;
     } else {
         run.cluster.kill(victim)?;
@@ -224,7 +223,7 @@ fn settle_zombie(run: &mut Run<'_>, struck: &Struck) -> Result<()> {
     run.writers.until_first_after(&struck.partitions, struck.moment)?;
     let pauses = struck.partitions.iter().map(|p| run.writers.longest_pause_since(*p, struck.moment));
     run.row.add_pause(Fault::Zombie, pauses.max().unwrap_or_default());
-    run.cluster.signal(victim, Signal::CONT)?;
+    run.cluster.resume(victim)?;
     let record = batch(&[Record::numbered("zombie", 0)], BatchHead::default());
     let mut refused = 0;
     for partition in &struck.partitions {

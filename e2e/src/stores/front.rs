@@ -38,8 +38,8 @@ pub struct FrontCounts {
     pub puts: u64,
     /// Of the bodies of requests.
     pub bytes_in: u64,
-    /// Of answers, heads included.
-    pub bytes_out: u64,
+    /// Of answers with what objects of partitions hold, heads included.
+    pub record_bytes_out: u64,
 }
 
 pub struct Front {
@@ -155,7 +155,9 @@ impl Shared {
         // Perhaps it waits for a server that reads no more.
         let _ = far.shutdown(Shutdown::Both);
         let _ = forwarding.join();
-        self.count(|counts| counts.bytes_out += answer.len() as u64);
+        if request.is_for_records() {
+            self.count(|counts| counts.record_bytes_out += answer.len() as u64);
+        }
         if !hits(faults.lost) {
             near.write_all(&answer)?;
         }
@@ -180,6 +182,12 @@ impl Request {
         let is_other =
             |line: &&str| line.split_once(':').is_none_or(|(key, _)| !key.trim().eq_ignore_ascii_case(name));
         self.head = self.head.lines().filter(is_other).collect::<Vec<_>>().join("\r\n");
+    }
+
+    /// Whether it reads an object that a broker keeps records in; not its log, and not what it says of them.
+    fn is_for_records(&self) -> bool {
+        let path = self.head.strip_prefix("GET ").and_then(|rest| rest.split(['?', ' ']).next());
+        path.is_some_and(|path| path.contains("/objects/data/") || path.contains("/objects/packs/"))
     }
 
     /// Told to be the last of its connection.

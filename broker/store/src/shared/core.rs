@@ -155,6 +155,8 @@ pub(super) struct Core {
     pub pins: BTreeSet<(Life, StorePath)>,
     pub unpin_after: Option<u64>,
     pub orphans: VecDeque<Collect>,
+    /// Something that nobody needs is being removed.
+    pub has_chore: bool,
     pub stats: Stats,
     /// Callers that wait for room.
     pub waiting: usize,
@@ -190,6 +192,7 @@ impl Core {
             pins: BTreeSet::new(),
             unpin_after: None,
             orphans: VecDeque::new(),
+            has_chore: false,
             stats: Stats::default(),
             waiting: 0,
             fences: BTreeMap::new(),

@@ -57,15 +57,45 @@ pub(super) enum Orphans {
     Deleted(u64),
 }
 
+impl Job {
+    /// Whether it removes what nobody needs.
+    pub fn is_chore(&self) -> bool {
+        matches!(self, Job::Unpin(_) | Job::Delete(_) | Job::Collect(_))
+    }
+
+    /// For what is said of it.
+    pub fn named(&self) -> String {
+        match self {
+            Job::Write(write) => format!("writing {}", write.path),
+            Job::Pack(pack) => format!("writing {}", pack.path),
+            Job::Unpin(_) => "removing pins".to_owned(),
+            Job::Delete(batch) => match batch.first() {
+                Some(garbage) => format!("removing {}", garbage.path),
+                None => "removing nothing".to_owned(),
+            },
+            Job::Collect(collect) => format!("looking for what is nobody's in {}", collect.dir),
+        }
+    }
+
+    /// Whether the log becomes no shorter without it.
+    pub fn is_needed(&self) -> bool {
+        matches!(self, Job::Pack(_) | Job::Write(Write { source: Source::Log(_), .. }))
+    }
+}
+
 impl Core {
     /// True if a call of [`Core::next_job`] is likely to find one.
     pub fn has_work(&self) -> bool {
         !self.ready.is_empty()
             || (!self.merges.is_empty() && self.merging < MERGES_AT_ONCE)
-            || self.is_time_to_unpin()
+            || (!self.has_chore && self.has_chores())
+            || self.is_over(self.tree.lowest().unwrap_or(u64::MAX))
+    }
+
+    fn has_chores(&self) -> bool {
+        self.is_time_to_unpin()
             || self.orphans.front().is_some_and(|collect| self.is_time_for(collect))
             || self.garbage.front().is_some_and(|garbage| garbage.after < self.ring.durable())
-            || self.is_over(self.tree.lowest().unwrap_or(u64::MAX))
     }
 
     pub fn next_job(&mut self) -> Option<Job> {
@@ -81,6 +111,16 @@ impl Core {
         if let Some(job) = self.next_merge() {
             return Some(Job::Write(job));
         }
+        if self.has_chore {
+            return None;
+        }
+        let chore = self.next_chore();
+        self.has_chore = chore.is_some();
+        chore
+    }
+
+    /// Removing what nobody needs. One at a time: a store that refuses it keeps nobody from writing.
+    fn next_chore(&mut self) -> Option<Job> {
         if let Some(pins) = self.unpin_job() {
             return Some(Job::Unpin(pins));
         }
@@ -125,6 +165,13 @@ impl Core {
         }
         self.log(tree::CHUNK_FRAME_BYTES, |payload| payload.chunk(dir, write.file, &write.chunk));
         self.consider(write.file);
+    }
+
+    /// What was to be put together from objects is so later.
+    pub fn consider_again(&mut self, write: &Write) {
+        if matches!(write.source, Source::Objects(_)) && self.tree.files.contains_key(&write.file) {
+            self.consider(write.file);
+        }
     }
 
     /// Nobody will ever name this object.
@@ -226,6 +273,16 @@ impl Core {
                 chunks: found.chunks.clone(),
                 tail: said.into_iter().chain(there).collect(),
             }
+        };
+        self.tree.dirs[&dir].names.iter().map(state).collect()
+    }
+
+    /// The same without its bytes, for a frame that the blocks with them stay for.
+    pub fn state_in_place(&self, dir: DirNo) -> Vec<FileState> {
+        let state = |(name, file): (&Arc<str>, &FileNo)| {
+            let found = &self.tree.files[file];
+            let tail = found.pieces.iter().map(|piece| Tail::There(*piece)).collect();
+            FileState { file: *file, name: name.to_string(), chunks: found.chunks.clone(), tail }
         };
         self.tree.dirs[&dir].names.iter().map(state).collect()
     }

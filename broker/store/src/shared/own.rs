@@ -106,8 +106,11 @@ impl Inner {
             core.number()
         };
         let mut estates = self.read_estates(all)?;
-        let ready = self.move_large_tails(&mut estates).and_then(|()| self.pin_all(&estates));
+        let mut pinned = Vec::new();
+        let ready = self.move_large_tails(&mut estates).and_then(|()| self.pin_all(&estates, &mut pinned));
         let mut core = self.core.lock();
+        // Together with what needs them, or they might be taken for pins that nothing needs.
+        core.pins.extend(pinned);
         let entered = ready.and_then(|()| core.enter_all(&estates, own_from));
         match entered {
             Ok(Some(seq)) => self.wait_for(&mut core, seq)?,
@@ -205,7 +208,7 @@ impl Inner {
 
     /// Keeps the packs that the directories have chunks in, before anybody may think that they are not needed.
     /// Each time under another name: a removal that arrives late removes no pin that was made since.
-    fn pin_all(&self, estates: &[Estate]) -> Result<(), StoreError> {
+    fn pin_all(&self, estates: &[Estate], pinned: &mut Vec<(Life, StorePath)>) -> Result<(), StoreError> {
         let mut lives = BTreeSet::new();
         for chunk in estates.iter().flat_map(|estate| &estate.files).flat_map(|file| &file.chunks) {
             if chunk.at.is_some() && chunk.object.life != self.life {
@@ -216,16 +219,11 @@ impl Inner {
         if self.core.lock().twin == super::sim::Twin::NothingPinned {
             return Ok(());
         }
-        let mut pinned = Vec::new();
-        let mut pin_one = |life: Life| {
+        lives.into_iter().try_for_each(|life| {
             let pin = packs::pin_path(life, self.life, self.core.lock().number())?;
             pinned.push((life, pin.clone()));
             self.put_object(&pin, Bytes::from(life.to_string()))
-        };
-        let outcome = lives.into_iter().try_for_each(&mut pin_one);
-        // Eligible for removal only with the next frame that gives something up.
-        self.core.lock().pins.extend(pinned);
-        outcome
+        })
     }
 
     fn put_all(&self, puts: Vec<(StorePath, Vec<Tail>)>) -> Result<(), StoreError> {
@@ -281,13 +279,14 @@ impl Inner {
         if let Some(seq) = core.ring.last_written() {
             self.wait_for(core, seq)?;
         }
+        let until = Instant::now() + self.options.give_up_after;
         loop {
             core.alive()?;
             if dirs.iter().any(|dir| core.is_busy(*dir)) {
-                if self.is_stepped {
+                if self.is_stepped || Instant::now() >= until {
                     return Err(StoreError::Io("an object is still being written".to_owned()));
                 }
-                self.done.wait(core);
+                self.done.wait_until(core, until);
                 continue;
             }
             let writes = core.large_tails(dirs);
@@ -298,7 +297,7 @@ impl Inner {
                 // All of them are begun, so all of them have to end.
                 self.for_each(writes, |write| {
                     let job = Job::Write(write);
-                    let outcome = self.work_until_done(&job);
+                    let outcome = self.work_until(&job, Some(until));
                     self.end_work(job, outcome.clone());
                     outcome
                 })
@@ -355,10 +354,9 @@ impl Core {
         let block_bytes = std::mem::replace(&mut self.options.block_bytes, ADOPTED_BLOCK_BYTES);
         let mut last = None;
         for estate in estates {
-            if self.unconfirmed.contains_key(&estate.dir) {
-                self.disown(&estate.dir)?;
-            }
-            let released = self.tree.dir_at(&estate.dir).map(|(dir, _)| dir);
+            // Taken over once more, by the same frame: at no moment may the log be without it.
+            let in_vain = self.written_in_vain(&estate.dir);
+            let older = self.tree.dir_at(&estate.dir).map(|(dir, _)| dir);
             let dir = DirNo(self.number());
             let numbered = |file: &FileState| FileState {
                 file: FileNo(self.number()),
@@ -367,15 +365,36 @@ impl Core {
                 tail: file.tail.iter().map(copied).collect(),
             };
             let files: Vec<FileState> = estate.files.iter().map(numbered).collect();
-            last = Some(self.say_dir(dir, &estate.dir, false, &files));
+            let seq = self.say_dir(dir, &estate.dir, false, &files);
+            last = Some(seq);
             self.dirs.entry(dir).or_default().is_adopted = true;
-            released.into_iter().for_each(|dir| self.forget_dir(dir));
+            older.into_iter().for_each(|dir| self.forget_dir(dir));
+            self.garbage.extend(in_vain.into_iter().map(|garbage| Garbage { after: seq, ..garbage }));
+            self.may_unpin(seq);
             files.iter().for_each(|file| self.consider(file.file));
             let ended = estate.ended.clone();
             self.unconfirmed.insert(estate.dir.clone(), Unconfirmed { own_from, garbage: Vec::new(), ended });
         }
         self.options.block_bytes = block_bytes;
         Ok(last)
+    }
+
+    /// What this life has written for a directory that it has taken over without its being on record.
+    fn written_in_vain(&self, path: &StorePath) -> Vec<Garbage> {
+        let Some(unconfirmed) = self.unconfirmed.get(path) else { return Vec::new() };
+        let is_own = |object: ObjectId| object.life == self.life && object.number >= unconfirmed.own_from;
+        let files = self.tree.dir_at(path).map(|(_, directory)| directory.names.values());
+        let mut found: Vec<Garbage> =
+            unconfirmed.garbage.iter().filter(|garbage| is_own(garbage.object)).cloned().collect();
+        for number in files.into_iter().flatten() {
+            let file = &self.tree.files[number];
+            for chunk in file.chunks.iter().filter(|chunk| is_own(chunk.object)) {
+                let Ok(path) = chunk.path(&file.dir_path, &file.name) else { continue };
+                let (object, is_chunk) = (chunk.object, chunk.at.is_some());
+                found.push(Garbage { after: 0, file: *number, object, path, is_chunk });
+            }
+        }
+        found
     }
 
     /// The objects that were written for a take-over that comes to nothing.
@@ -491,7 +510,8 @@ impl Core {
         let mut states = Vec::new();
         for (dir, path) in dirs.iter().zip(paths) {
             let files = self.state_of(*dir, false);
-            last = Some(self.say_dir(*dir, path, true, &files));
+            // Whoever reads this log in place of the manifest finds the tails where they are.
+            last = Some(self.say_dir(*dir, path, true, &self.state_in_place(*dir)));
             states.push(files);
         }
         self.options.block_bytes = block_bytes;

@@ -5,8 +5,10 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
+use bytes::Bytes;
+
 use super::*;
-use crate::remote::{Flaky, Memory, RemoteFaults};
+use crate::remote::{Block, Flaky, LifeLog, Memory, Remote, RemoteFaults};
 use crate::{Reader, SegmentStore, StorePath, Writer};
 
 fn path(text: &str) -> StorePath {
@@ -439,4 +441,61 @@ fn tails_of_many_files_go_into_few_objects_that_outlive_their_writer_while_they_
         remote.list(&path("data/t")).unwrap().is_empty()
             && [2, 3].iter().all(|n| remote.list(&path(&format!("packs/1-{n}"))).unwrap().is_empty())
     });
+}
+
+/// A store whose credentials lack the right to remove.
+#[derive(Debug)]
+struct KeepsAll(Memory);
+
+impl Remote for KeepsAll {
+    fn put(&self, name: &StorePath, bytes: Bytes) -> Result<(), StoreError> {
+        self.0.put(name, bytes)
+    }
+    fn get(&self, name: &StorePath, pos: u64, len: usize) -> Result<Bytes, StoreError> {
+        self.0.get(name, pos, len)
+    }
+    fn list(&self, dir: &StorePath) -> Result<Vec<crate::Entry>, StoreError> {
+        self.0.list(dir)
+    }
+    fn delete(&self, name: &StorePath) -> Result<(), StoreError> {
+        Err(StoreError::Io(format!("{name}: denied")))
+    }
+    fn begin(&self, life: Life) -> Result<Arc<dyn LifeLog>, StoreError> {
+        self.0.begin(life)
+    }
+    fn fence(&self, life: Life) -> Result<(), StoreError> {
+        self.0.fence(life)
+    }
+    fn end(
+        &self,
+        life: Life,
+        visit: &mut dyn FnMut(Block) -> Result<(), StoreError>,
+    ) -> Result<(), StoreError> {
+        self.0.end(life, visit)
+    }
+    fn forget(&self, life: Life) -> Result<(), StoreError> {
+        self.0.forget(life)
+    }
+    fn lives(&self) -> Result<Vec<Life>, StoreError> {
+        self.0.lives()
+    }
+}
+
+#[test]
+fn a_store_that_lets_nothing_be_removed_takes_all_that_is_written() {
+    let store = Shared::open(Arc::new(KeepsAll(Memory::new())), life(1), small()).unwrap();
+    // More than the writers could have in their hands, and far more than the log may hold.
+    for n in 0..60 {
+        let dir = path(&format!("t/p-{n}"));
+        let writer = store.create(&dir.join("0.log").unwrap()).unwrap();
+        for part in content(100_000, n).chunks(10_000) {
+            append(&writer, part);
+        }
+        writer.sync().unwrap();
+        until("an object", || store.stats().memory_bytes < 128 << 10);
+        drop(writer);
+        store.delete(&dir).unwrap();
+    }
+    let stats = store.stats();
+    assert!(stats.garbage > 64 && stats.objects_deleted == 0, "{stats:?}");
 }

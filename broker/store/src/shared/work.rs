@@ -1,6 +1,8 @@
 //! Doing what was decided in `jobs.rs`: a few threads that write, read and delete objects.
 
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Instant;
 
 use bytes::{Bytes, BytesMut};
 
@@ -29,8 +31,16 @@ impl Inner {
 
     pub(super) fn end_work(&self, job: Job, outcome: Result<(), StoreError>) {
         let mut core = self.core.lock();
+        if job.is_chore() {
+            core.has_chore = false;
+        }
         match job {
-            Job::Write(write) => core.end_write(&write, outcome.is_ok()),
+            Job::Write(write) => {
+                core.end_write(&write, outcome.is_ok());
+                if matches!(outcome, Err(error) if error.is_retryable()) {
+                    core.consider_again(&write);
+                }
+            }
             Job::Pack(pack) => core.end_pack(&pack, outcome.is_ok()),
             Job::Unpin(pins) if outcome.is_err() => {
                 core.pins.extend(pins);
@@ -109,32 +119,42 @@ impl Inner {
             if has_more {
                 self.work.notify_one();
             }
-            let outcome = self.work_until_done(&job);
-            let has_failed = outcome.is_err();
-            self.end_work(job, outcome);
-            if has_failed {
+            let until = if job.is_needed() { None } else { Some(Instant::now()) };
+            let outcome = self.work_until(&job, until);
+            if outcome.is_err() {
+                // Before it is ended, so that it does not come again at once.
                 std::thread::sleep(PAUSE_AFTER_FAILURE);
             }
+            self.end_work(job, outcome);
         }
     }
 
-    /// Tries again, the same bytes under the same name, while that may help.
-    pub(super) fn work_until_done(&self, job: &Job) -> Result<(), StoreError> {
+    /// Tries again, the same bytes under the same name, while that may help: until then, or as long as this life
+    /// lasts. Of many failures in a row the first is told aloud.
+    pub(super) fn work_until(&self, job: &Job, until: Option<Instant>) -> Result<(), StoreError> {
+        let is_told = if job.is_chore() { &self.is_chore_failure_told } else { &self.is_write_failure_told };
         loop {
-            match self.do_work(job) {
-                Err(error) if error.is_retryable() && !self.is_stepped => {
-                    if self.core.lock().lost().is_some() {
-                        return Err(error);
-                    }
-                    tracing::debug!(life = %self.life, %error, "an object is tried again");
-                    std::thread::sleep(PAUSE_AFTER_FAILURE);
+            let error = match self.do_work(job) {
+                Ok(()) => {
+                    is_told.store(false, Ordering::Relaxed);
+                    return Ok(());
                 }
-                Err(error) => {
-                    tracing::warn!(life = %self.life, %error, "an object cannot be moved; it stays where it is");
-                    return Err(error);
-                }
-                Ok(()) => return Ok(()),
+                Err(error) => error,
+            };
+            let (life, what) = (self.life, job.named());
+            if !error.is_retryable() {
+                tracing::warn!(%life, %error, "{what} in vain; what it is about stays where it is");
+                return Err(error);
             }
+            match is_told.swap(true, Ordering::Relaxed) {
+                false => tracing::warn!(%life, %error, "{what} in vain; it is tried again"),
+                true => tracing::debug!(%life, %error, "{what} in vain; it is tried again"),
+            }
+            let is_late = until.is_some_and(|until| Instant::now() >= until);
+            if self.is_stepped || is_late || self.core.lock().lost().is_some() {
+                return Err(error);
+            }
+            std::thread::sleep(PAUSE_AFTER_FAILURE);
         }
     }
 

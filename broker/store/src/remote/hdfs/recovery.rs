@@ -139,7 +139,7 @@ fn parse(life: Life, path: &str, mut bytes: Bytes) -> Result<Vec<Block>, StoreEr
                 return Err(damaged(format!("block {} at {at} is out of order", block.seq)));
             }
             Ok(block) => blocks.push(block),
-            Err(error) if holds_a_block(life, &bytes) => {
+            Err(error) if holds_a_block(life, blocks.last().map(|last| last.seq + 2), &bytes) => {
                 return Err(damaged(format!("{error} at {at}, and whole blocks come after it")));
             }
             Err(BlockError::Short) => break,
@@ -150,12 +150,14 @@ fn parse(life: Life, path: &str, mut bytes: Bytes) -> Result<Vec<Block>, StoreEr
     Ok(blocks)
 }
 
-/// Whether a whole block of this life begins anywhere behind the first byte.
-fn holds_a_block(life: Life, bytes: &Bytes) -> bool {
+/// Whether the whole block that comes after a damaged one, if it is known which, begins anywhere behind the first
+/// byte. Others that are found there are what somebody has written in records.
+fn holds_a_block(life: Life, seq: Option<u64>, bytes: &Bytes) -> bool {
     let starts = (1..bytes.len()).filter(|start| bytes[*start..].starts_with(b"SLB1"));
-    starts
-        .into_iter()
-        .any(|start| Block::decode(&mut bytes.slice(start..)).is_ok_and(|block| block.life == life))
+    starts.into_iter().any(|start| {
+        let block = Block::decode(&mut bytes.slice(start..));
+        block.is_ok_and(|block| block.life == life && seq.is_none_or(|seq| block.seq == seq))
+    })
 }
 
 /// Visits the blocks of all files, from the lowest one that the highest one needs.
@@ -273,6 +275,11 @@ mod tests {
             let outcome = parse(LIFE, "f", Bytes::from(damaged));
             assert!(matches!(outcome, Err(StoreError::Corrupt(_))), "byte {byte}: {outcome:?}");
         }
+        // Records may hold what looks like a block, of an archived log for example.
+        let archive = Block { payload: block(7, 0, "seven").encode(), ..one.clone() };
+        let torn = [zero.encode(), archive.encode()].concat();
+        let torn = Bytes::copy_from_slice(&torn[..torn.len() - 1]);
+        assert_eq!(parse(LIFE, "f", torn), Ok(vec![zero.clone()]));
         let other = Block { life: Life { broker: 9, epoch: 2 }, ..one.clone() };
         let mixed = Bytes::from([zero.encode(), other.encode()].concat());
         assert!(parse(LIFE, "f", mixed).is_err());
