@@ -1,13 +1,16 @@
 //! Keys and values of `__consumer_offsets`, in Apache Kafka's own format, and their fold.
 //!
-//! Owns the bytes: offset commits (key version 1, value version 3, or 1 when a client set an
-//! expiry) and classic group metadata (key 2, value 3). Older values are read. Keys of other
+//! Owns the bytes: offset commits (key version 1, value version 4 with the id of the topic, or 1 when a client set an
+//! expiry; 3 without an id) and classic group metadata (key 2, value 3). Older values are read. Keys of other
 //! kinds (KIP-848 and later) are not ours: they are kept in the log and not understood. All
-//! fields are big-endian; a string has an int16 length, bytes and arrays an int32 length.
+//! fields are big-endian; a string has an int16 length, bytes and arrays an int32 length; a compact string has one more
+//! than its length as a varint, and tags are those of KIP-482.
 //!
 //! ```text
 //! offset key:   1 i16 | group string | topic string | partition i32
-//! offset value: 3 i16 | offset i64 | leader epoch i32 | metadata string | committed at i64
+//! offset value: 4 i16 | offset i64 | leader epoch i32 | metadata compact string | committed at i64
+//!               | tags [ 0: topic id uuid ]
+//!               3 i16 | offset i64 | leader epoch i32 | metadata string | committed at i64
 //!               1 i16 | offset i64 | metadata string | committed at i64 | expires at i64
 //! group key:    2 i16 | group string
 //! group value:  3 i16 | protocol type string | generation i32 | protocol string? | leader string?
@@ -20,7 +23,7 @@ use std::collections::{BTreeMap, HashMap};
 use std::time::Duration;
 
 use bytes::{Buf, BufMut, Bytes, BytesMut};
-use kafka::{GroupId, LeaderEpoch, Offset, PartitionIndex, TimestampMs, TopicName};
+use kafka::{GroupId, LeaderEpoch, Offset, PartitionIndex, TimestampMs, TopicId, TopicName};
 
 use crate::group::{InstanceId, MemberId};
 
@@ -48,6 +51,9 @@ pub struct CommittedOffset {
     pub committed_at: TimestampMs,
     /// Only from OffsetCommit 2 to 4, which let the client choose.
     pub expires_at: Option<TimestampMs>,
+    /// The incarnation of the topic that it is of: one that is made again under the name has none. Unknown in old
+    /// records, and in those with an expiry.
+    pub topic: Option<TopicId>,
 }
 
 /// A classic group's generation.
@@ -136,16 +142,33 @@ impl Key {
 
 impl CommittedOffset {
     pub fn encode(&self) -> Result<Bytes, FormatError> {
-        let mut out = BytesMut::with_capacity(24 + self.metadata.len());
-        out.put_i16(if self.expires_at.is_some() { 1 } else { 3 });
+        let mut out = BytesMut::with_capacity(48 + self.metadata.len());
+        let version = match (self.expires_at, self.topic) {
+            (Some(_), _) => 1,
+            (None, Some(_)) => FLEXIBLE_OFFSET_VERSION,
+            (None, None) => 3,
+        };
+        out.put_i16(version);
         out.put_i64(self.offset.0);
-        if self.expires_at.is_none() {
+        if version >= 3 {
             out.put_i32(self.leader_epoch.0);
         }
-        put_string(&mut out, &self.metadata)?;
+        match version {
+            FLEXIBLE_OFFSET_VERSION => {
+                i16::try_from(self.metadata.len()).map_err(|_| FormatError::TooLong(self.metadata.len()))?;
+                put_varint(&mut out, self.metadata.len() as u32 + 1);
+                out.put_slice(self.metadata.as_bytes());
+            }
+            _ => put_string(&mut out, &self.metadata)?,
+        }
         out.put_i64(self.committed_at.0);
         if let Some(at) = self.expires_at {
             out.put_i64(at.0);
+        } else if let Some(topic) = self.topic {
+            put_varint(&mut out, 1);
+            put_varint(&mut out, TOPIC_ID_TAG);
+            put_varint(&mut out, 16);
+            out.put_slice(topic.0.as_bytes());
         }
         Ok(out.freeze())
     }
@@ -153,20 +176,53 @@ impl CommittedOffset {
     pub fn decode(bytes: &[u8]) -> Result<CommittedOffset, FormatError> {
         let mut bytes = bytes;
         let version = take_i16(&mut bytes)?;
-        if !(0..=3).contains(&version) {
+        if !(0..=FLEXIBLE_OFFSET_VERSION).contains(&version) {
             return Err(FormatError::Version(version));
         }
         let offset = Offset(take_i64(&mut bytes)?);
         let leader_epoch = if version >= 3 { LeaderEpoch(take_i32(&mut bytes)?) } else { LeaderEpoch::NONE };
-        let metadata = take_string(&mut bytes)?.to_owned();
+        let metadata = match version {
+            FLEXIBLE_OFFSET_VERSION => {
+                let len = take_varint(&mut bytes)?.checked_sub(1).ok_or(FormatError::Malformed)?;
+                let text = take(&mut bytes, len as usize)?;
+                std::str::from_utf8(text).map_err(|_| FormatError::Malformed)?.to_owned()
+            }
+            _ => take_string(&mut bytes)?.to_owned(),
+        };
         let committed_at = TimestampMs(take_i64(&mut bytes)?);
         let expires_at = match version {
             1 => Some(TimestampMs(take_i64(&mut bytes)?)).filter(|at| at.0 >= 0),
             _ => None,
         };
-        Ok(CommittedOffset { offset, leader_epoch, metadata, committed_at, expires_at })
+        let topic = match version {
+            FLEXIBLE_OFFSET_VERSION => take_topic_id(&mut bytes)?,
+            _ => None,
+        };
+        Ok(CommittedOffset { offset, leader_epoch, metadata, committed_at, expires_at, topic })
+    }
+
+    /// Whether it was committed for this incarnation of its topic, as far as is known.
+    pub fn is_of(&self, topic: TopicId) -> bool {
+        self.topic.is_none_or(|of| of == topic)
     }
 }
+
+/// The tags of a value; those that are not ours are passed over.
+fn take_topic_id(bytes: &mut &[u8]) -> Result<Option<TopicId>, FormatError> {
+    let mut topic = None;
+    for _ in 0..take_varint(bytes)? {
+        let (tag, len) = (take_varint(bytes)?, take_varint(bytes)?);
+        let value = take(bytes, len as usize)?;
+        if tag == TOPIC_ID_TAG {
+            let id = uuid::Uuid::from_slice(value).map_err(|_| FormatError::Malformed)?;
+            topic = Some(TopicId(id)).filter(|id| !id.0.is_nil());
+        }
+    }
+    Ok(topic)
+}
+
+const FLEXIBLE_OFFSET_VERSION: i16 = 4;
+const TOPIC_ID_TAG: u32 = 0;
 
 impl GroupMetadata {
     pub fn encode(&self) -> Result<Bytes, FormatError> {
@@ -276,6 +332,26 @@ fn put_string(out: &mut BytesMut, text: &str) -> Result<(), FormatError> {
     out.put_i16(i16::try_from(text.len()).map_err(|_| FormatError::TooLong(text.len()))?);
     out.put_slice(text.as_bytes());
     Ok(())
+}
+
+fn put_varint(out: &mut BytesMut, mut value: u32) {
+    while value >= 0x80 {
+        out.put_u8(value as u8 | 0x80);
+        value >>= 7;
+    }
+    out.put_u8(value as u8);
+}
+
+fn take_varint(bytes: &mut &[u8]) -> Result<u32, FormatError> {
+    let mut value = 0_u64;
+    for shift in (0..35).step_by(7) {
+        let byte = bytes.try_get_u8().map_err(|_| FormatError::Truncated)?;
+        value |= u64::from(byte & 0x7f) << shift;
+        if byte & 0x80 == 0 {
+            return u32::try_from(value).map_err(|_| FormatError::Malformed);
+        }
+    }
+    Err(FormatError::Malformed)
 }
 
 fn put_nullable(out: &mut BytesMut, text: Option<&str>) -> Result<(), FormatError> {
@@ -399,7 +475,7 @@ mod tests {
         #[test]
         fn offset_values_round_trip(
             offset in any::<i64>(), epoch in any::<i32>(), metadata in text(),
-            at in any::<i64>(), expires in proptest::option::of(0..i64::MAX),
+            at in any::<i64>(), expires in proptest::option::of(0..i64::MAX), topic in 0..u128::MAX,
         ) {
             let value = CommittedOffset {
                 offset: Offset(offset),
@@ -407,6 +483,7 @@ mod tests {
                 metadata,
                 committed_at: TimestampMs(at),
                 expires_at: expires.map(TimestampMs),
+                topic: Some(TopicId(uuid::Uuid::from_u128(topic))).filter(|id| expires.is_none() && topic % 3 > 0 && !id.0.is_nil()),
             };
             prop_assert_eq!(CommittedOffset::decode(&value.encode().unwrap()), Ok(value));
         }
@@ -435,9 +512,17 @@ mod tests {
             metadata: "m".to_owned(),
             committed_at: TimestampMs(1),
             expires_at: None,
+            topic: None,
         };
         let expected = b"\0\x03\0\0\0\0\0\0\0\x05\0\0\0\x02\0\x01m\0\0\0\0\0\0\0\x01";
         assert_eq!(&value.encode().unwrap()[..], expected);
+        // Version 4 of OffsetCommitValue, with the topic's id as its first tag.
+        let of = CommittedOffset { topic: Some(TopicId(uuid::Uuid::from_u128(7))), ..value.clone() };
+        let expected = b"\0\x04\0\0\0\0\0\0\0\x05\0\0\0\x02\x02m\0\0\0\0\0\0\0\x01\
+            \x01\0\x10\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\x07";
+        assert_eq!(&of.encode().unwrap()[..], expected);
+        let later = [&expected[..expected.len() - 19], b"\x01\x05\x02zz"].concat();
+        assert_eq!(CommittedOffset::decode(&later), Ok(value.clone()), "a tag of another build");
         let expiring = CommittedOffset { expires_at: Some(TimestampMs(9)), ..value };
         let expected = b"\0\x01\0\0\0\0\0\0\0\x05\0\x01m\0\0\0\0\0\0\0\x01\0\0\0\0\0\0\0\x09";
         assert_eq!(&expiring.encode().unwrap()[..], expected);
@@ -456,6 +541,7 @@ mod tests {
                 metadata: String::new(),
                 committed_at: TimestampMs(0),
                 expires_at: None,
+                topic: None,
             };
             value.encode().unwrap()
         };
@@ -470,6 +556,6 @@ mod tests {
         assert_eq!(offsets, [2]);
         fold.apply(&key(0), None).unwrap();
         assert!(fold.groups.is_empty());
-        assert_eq!(fold.apply(&key(0), Some(b"\0\x04")), Err(FormatError::Version(4)));
+        assert_eq!(fold.apply(&key(0), Some(b"\0\x05")), Err(FormatError::Version(5)));
     }
 }

@@ -98,7 +98,8 @@ fn committed(ctx: &Ctx, request: &OffsetCommitRequest) -> (Vec<(TopicPartition, 
                     refused.insert((topic.name.clone(), index), ErrorCode::OffsetMetadataTooLarge);
                 }
                 Some(name) => {
-                    let offset = offset_of(partition, now, expires_at);
+                    let topic = ctx.broker.topics.by_name(name.as_str()).map(|topic| topic.id);
+                    let offset = CommittedOffset { topic, ..offset_of(partition, now, expires_at) };
                     offsets.push(((name.clone(), PartitionIndex(index)), offset));
                 }
             }
@@ -118,6 +119,7 @@ fn offset_of(
         metadata: partition.committed_metadata.as_deref().unwrap_or_default().to_owned(),
         committed_at: now,
         expires_at,
+        topic: None,
     }
 }
 
@@ -192,7 +194,15 @@ async fn fetch_one(ctx: &Ctx, id: &StrBytes, topics: Option<ByTopic>) -> Result<
         // No group was ever here.
         false => wanted.unwrap_or_default().into_iter().map(|key| (key, None)).collect(),
     };
+    // A topic that was made again has nothing of the one before, also where the offsets of that one are still kept.
+    let is_of_another = |topic: &TopicName, found: &CommittedOffset| {
+        ctx.broker.topics.by_name(topic.as_str()).is_some_and(|now| !found.is_of(now.id))
+    };
+    for ((topic, _), found) in &mut known {
+        found.take_if(|found| is_of_another(topic, found));
+    }
     if topics.is_none() {
+        known.retain(|(_, found)| found.is_some());
         let begun = coordinator.observer().begun(&group).into_iter().map(|key| (key, None));
         let fresh: Vec<_> = begun.filter(|(key, _)| !known.iter().any(|(k, _)| k == key)).collect();
         known.extend(fresh);

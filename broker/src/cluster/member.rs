@@ -30,7 +30,7 @@ const RETRY: Duration = Duration::from_millis(200);
 const OFTEN: u32 = 50;
 const RETRY_LATER: Duration = Duration::from_secs(2);
 /// Between two attempts to begin a life.
-const BEGIN_AGAIN_MAX: Duration = Duration::from_secs(5);
+const BEGIN_AGAIN_MAX: Duration = Duration::from_secs(2);
 /// Looks again even when nothing was heard.
 const LOOK_AGAIN: Duration = Duration::from_secs(5);
 

@@ -202,6 +202,7 @@ impl Bench {
             metadata: "m".to_owned(),
             committed_at: crate::clock::now(),
             expires_at: None,
+            topic: None,
         };
         let offsets = vec![(t0(), committed)];
         let ask = |reply| Message::Commit { group: group.clone(), sender, offsets, reply };

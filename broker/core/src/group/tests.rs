@@ -407,6 +407,7 @@ fn offsets_lapse_only_where_nobody_needs_them() {
         metadata: String::new(),
         committed_at: TimestampMs(1_000_000),
         expires_at: None,
+        topic: None,
     };
     let day = Duration::from_secs(86_400);
     let later = |days: i64| TimestampMs(1_000_000 + 20_000 + days * 86_400_000);
