@@ -94,10 +94,11 @@ impl Lines {
     /// Ends the input and waits until all of it is acknowledged; how many lines that is.
     pub fn finish(mut self) -> Result<u64> {
         self.stop.store(true, Ordering::Relaxed);
-        self.feeder.join().expect("it returns its errors")?;
+        let said = || fs::read_to_string(&self.errors).unwrap_or_default();
+        let fed = self.feeder.join().expect("it returns its errors");
+        fed.with_context(|| format!("kcat takes no more lines: {}", said()))?;
         let end = Instant::now() + PATIENCE;
         loop {
-            let said = || fs::read_to_string(&self.errors).unwrap_or_default();
             match self.kcat.try_wait()? {
                 Some(status) if status.success() => break,
                 Some(status) => bail!("kcat ended with {status}: {}", said()),
@@ -109,7 +110,7 @@ impl Lines {
                 None => std::thread::sleep(Duration::from_millis(20)),
             }
         }
-        let said = fs::read_to_string(&self.errors).unwrap_or_default();
+        let said = said();
         ensure!(!said.contains("Delivery failed"), "kcat gave lines up: {said}");
         ensure!(!said.contains("terminating"), "kcat ended before all was said: {said}");
         Ok(self.written.load(Ordering::Relaxed))
