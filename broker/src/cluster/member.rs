@@ -65,7 +65,7 @@ pub(super) struct Living {
     topics: BTreeMap<TopicId, TopicName>,
     /// Former owners whose logs could not be read the last time.
     pub unread: HashSet<Vec<Life>>,
-    /// What was said of manifests since all was well.
+    /// Manifests of which it was said, since all was well, that they cannot be read.
     pub told: BTreeSet<String>,
 }
 
@@ -197,7 +197,9 @@ impl Member {
             };
             let again = match settled {
                 Ok(true) => {
-                    (in_vain, living.told) = (0, BTreeSet::new());
+                    in_vain = 0;
+                    living.told.clear();
+                    living.unread.clear();
                     LOOK_AGAIN
                 }
                 Ok(false) => {

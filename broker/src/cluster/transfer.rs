@@ -112,7 +112,8 @@ impl Member {
                 Err(error) => {
                     all = false;
                     // A manifest is of many partitions, and looked for again and again.
-                    if living.told.insert(error.to_string()) {
+                    let name = taking.record.manifest.clone().unwrap_or_default();
+                    if living.told.insert(name) {
                         tracing::warn!(topic = %taking.topic.name, index = taking.index, %error, "a manifest cannot be read yet");
                     }
                 }
@@ -394,12 +395,9 @@ fn adoption(life: Life, taking: &Taking, manifests: &Manifests) -> Result<Option
 
 /// What was left in manifests, and then what each dead owner's log has, those last that could not be read before:
 /// one that cannot be read keeps nobody from the others. The first part is there even if it is empty.
-fn by_source(
-    adopts: Vec<(Inheritance, Taking)>,
-    unread: &HashSet<Vec<Life>>,
-) -> Vec<Vec<(Inheritance, Taking)>> {
+fn by_source<T>(adopts: Vec<(Inheritance, T)>, unread: &HashSet<Vec<Life>>) -> Vec<Vec<(Inheritance, T)>> {
     let mut left = Vec::new();
-    let mut of_lives: BTreeMap<(bool, Vec<Life>), Vec<(Inheritance, Taking)>> = BTreeMap::new();
+    let mut of_lives: BTreeMap<(bool, Vec<Life>), Vec<(Inheritance, T)>> = BTreeMap::new();
     for (adopt, taking) in adopts {
         match adopt.manifest {
             Some(_) => left.push((adopt, taking)),
@@ -496,4 +494,32 @@ fn open_all(
         broker.open_under(&topic.name, topic.id, taking.index, &topic.settings, under, must_exist)
     };
     side_by_side(missing.len(), WAITING_AT_ONCE, |at| open(&missing[at]))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_in_manifests_comes_first_and_a_log_that_could_not_be_read_last() {
+        let life = |broker| Life { broker, epoch: 1 };
+        let one = |of: i32, manifest: bool| Inheritance {
+            dir: StorePath::parse("t/p-0").unwrap(),
+            lives: vec![life(of)],
+            manifest: manifest.then(|| Bytes::from_static(b"m")),
+        };
+        let all = vec![(one(1, false), 'a'), (one(2, false), 'b'), (one(1, true), 'c'), (one(1, false), 'd')];
+        let order = |unread: &[i32]| -> Vec<String> {
+            let unread = unread.iter().map(|of| vec![life(*of)]).collect();
+            let parts = by_source(all.clone(), &unread);
+            parts.iter().map(|part| part.iter().map(|(_, name)| *name).collect()).collect()
+        };
+        assert_eq!(order(&[]), ["c", "ad", "b"]);
+        assert_eq!(order(&[1]), ["c", "b", "ad"]);
+        assert_eq!(
+            by_source::<()>(Vec::new(), &HashSet::new()).len(),
+            1,
+            "those that are here already go with it"
+        );
+    }
 }

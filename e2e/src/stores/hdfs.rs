@@ -36,6 +36,11 @@ const OF_DATA_NODES: &[&str] = &[
 ];
 const DATA_NODE: &str = "org.apache.hadoop.hdfs.server.datanode.DataNode";
 
+/// Installed where it is missing: also who formats, before any daemon starts, needs it.
+fn java() -> Result<PathBuf> {
+    tools::program("java", "default-jre-headless")
+}
+
 impl Hdfs {
     /// Formats and starts it, and waits until all DataNodes are registered and writing is allowed.
     pub fn start(data_nodes: u16) -> Result<Hdfs> {
@@ -43,7 +48,7 @@ impl Hdfs {
         let ports = Ports::take()?;
         let layout = Layout { dir: dir.path().to_owned(), base: ports.base, class_path: class_path()? };
         layout.write_shared()?;
-        let mut format = Command::new("java");
+        let mut format = Command::new(java()?);
         let arguments = layout.arguments("name-node", "-Xmx128m", NAME_NODE)?;
         peer::run(format.args(arguments).args(["-format", "-nonInteractive"]))?;
         let name_node = layout.daemon("name-node", "-Xmx192m", NAME_NODE)?;
@@ -111,7 +116,7 @@ impl Hdfs {
     pub fn set_safe_mode(&self, on: bool) -> Result<()> {
         let layout =
             Layout { dir: self.dir.path().to_owned(), base: self.ports.base, class_path: class_path()? };
-        let mut command = Command::new("java");
+        let mut command = Command::new(java()?);
         command.args(layout.arguments("name-node", "-Xmx64m", ADMIN)?);
         peer::run(command.args(["-safemode", if on { "enter" } else { "leave" }])).map(drop)
     }
@@ -205,7 +210,7 @@ impl Layout {
     }
 
     fn daemon(&self, name: &str, heap: &str, class: &str) -> Result<Daemon> {
-        let java = tools::program("java", "default-jre-headless")?;
+        let java = java()?;
         let log = self.dir.join(format!("{name}.log"));
         Ok(Daemon::new(&java, self.arguments(name, heap, class)?, log))
     }
