@@ -6,8 +6,9 @@
 use std::time::{Duration, Instant};
 
 use anyhow::{Result, bail, ensure};
-use e2e::clients::{PATIENCE, Record};
-use e2e::cluster::{Cluster, Directory, Lines, LogMark, Store, Writers, judge_lines, read};
+use e2e::clients::{Library, PATIENCE, Record};
+use e2e::cluster::{Cluster, Directory, LogMark, Store, Writers, judge_lines, read};
+use e2e::lanes::Feed;
 use e2e::soak::GIVEN_UP;
 use e2e::stores::front::FrontFaults;
 use e2e::stores::s3::S3;
@@ -15,7 +16,7 @@ use e2e::wire::{BatchHead, Conn, PRODUCE, Take, batch, produce_body};
 
 const TOPIC: &str = "orders";
 const PARTITIONS: i32 = 6;
-const SETTINGS: &[&str] = &["reconnect.backoff.max.ms=500"];
+const PAUSE: Duration = Duration::from_millis(5);
 
 /// Waits until one line of what came since has all of these words; that line.
 fn line_with(cluster: &Cluster, since: &LogMark, words: &[&str]) -> Result<String> {
@@ -56,9 +57,10 @@ fn is_refused(cluster: &mut Cluster, broker: u16, words: &[&str]) -> Result<()> 
     cluster.kill(broker)
 }
 
-/// Loads on a topic of their own, over everything that happens.
+/// Loads on a topic of their own, over everything that happens. Not by kcat, which ends when no broker is connected
+/// at some moment (edenhill/kcat#93), and here all of them may begin anew at once.
 struct Load {
-    lines: Lines,
+    lines: Feed,
     writers: Writers,
 }
 
@@ -66,7 +68,10 @@ impl Load {
     fn start(cluster: &Cluster) -> Result<Load> {
         cluster.cli(0, &["topic", "create", TOPIC, "--partitions", &PARTITIONS.to_string()])?;
         let load = Load {
-            lines: Lines::with(cluster, TOPIC, 200, SETTINGS)?,
+            lines: Feed::start(Library::Confluent, &cluster.bootstrap(), TOPIC, PAUSE, |number| Record {
+                value: Some(number.to_string().into_bytes()),
+                ..Record::default()
+            })?,
             writers: Writers::start(&cluster.addresses(), TOPIC, PARTITIONS, 1),
         };
         load.flows()?;
@@ -82,11 +87,11 @@ impl Load {
     fn judge(self, cluster: &Cluster) -> Result<()> {
         let promises = self.writers.finish()?;
         let lines = self.lines.finish()?;
-        println!("{} acknowledged to writers of ours, {lines} to kcat", promises.acknowledged());
+        println!("{} acknowledged to writers of ours, {lines} to librdkafka", promises.acknowledged());
         ensure!(promises.acknowledged() > 0 && lines > 0, "something was at stake");
         let found = read(cluster, TOPIC)?;
         promises.judge(&found)?;
-        judge_lines(&found, lines)
+        judge_lines(&found, lines as u64)
     }
 }
 

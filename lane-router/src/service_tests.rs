@@ -7,6 +7,7 @@ use chassis::tls::TlsFiles;
 use kafka::messages::{MetadataRequest, MetadataResponse};
 use kafka::{cold, frame};
 use rustls::pki_types::ServerName;
+use test_ports::Ports;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::sync::mpsc::UnboundedReceiver;
 use tokio_rustls::TlsConnector;
@@ -24,6 +25,8 @@ struct Secured {
     certificates: CertificateDir,
     ca: std::path::PathBuf,
     shared: u16,
+    /// A broker's port is so many above another: all of them lie in one block that is ours alone.
+    ports: Ports,
 }
 
 type Client = tokio_rustls::client::TlsStream<TcpStream>;
@@ -52,7 +55,8 @@ impl Secured {
         change(&mut config);
         let ca = config.client_tls.as_ref().unwrap().ca.clone().unwrap();
         let (upstream, client_ids) = broker(&dir.join("broker")).await;
-        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let ports = Ports::take().unwrap();
+        let listener = TcpListener::bind(("127.0.0.1", ports.base)).await.unwrap();
         let address = listener.local_addr().unwrap();
         let service = ServiceHandle::standalone("lane-router");
         let mut router = Router::new(config, &service, address).unwrap();
@@ -63,7 +67,7 @@ impl Secured {
             let purpose = Purpose { lane: None, base: address.port(), broker: None };
             accepting.accept(listener, purpose, CancellationToken::new()).await
         });
-        Secured { router, client_ids, certificates, ca, shared: address.port() }
+        Secured { router, client_ids, certificates, ca, shared: address.port(), ports }
     }
 
     async fn serve(&self, lanes: &[(&str, u16)]) {
@@ -180,7 +184,7 @@ async fn each_broker_of_a_cluster_is_reached_at_a_port_of_its_own_in_every_lane(
     let address = |upstream: &Upstream| upstream.bootstrap()[0].to_string();
     let known = [(1, address(&secured.router.upstream)), (4, address(&other))];
     secured.router.brokers.replace(known.into());
-    let lane_port = free_port();
+    let lane_port = secured.ports.base + 1;
     secured.serve(&[("boe-a", lane_port)]).await;
     secured.router.lead_to_brokers().await;
     let failures: Vec<_> =

@@ -451,3 +451,22 @@ fn a_disk_that_is_full_at_a_roll_delays_and_needs_no_restart() {
     world.append(1, 200);
     world.restart(true);
 }
+
+#[test]
+fn deleted_records_stay_deleted_when_the_roll_at_the_durable_end_is_written_again() {
+    let mut world = World::new(0, Durability::Sync);
+    // Durable exactly up to where the next segment begins.
+    while world.partition.state.lock().rolls.is_empty() {
+        world.partition.flush();
+        world.append(1, 200);
+    }
+    world.look();
+    // More rolls than may wait: the first one's snapshot is written, but its roll is not finished.
+    while world.partition.state.lock().rolls.len() <= 4 {
+        world.append(1, 200);
+    }
+    world.store.fail_next_sync();
+    world.step(&Step::DeleteRecords { share: 60 });
+    assert!(world.deleted > 0);
+    world.restart(true);
+}

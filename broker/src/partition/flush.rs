@@ -426,9 +426,11 @@ impl Partition {
             .filter(|base| *base >= from.offset)
             .collect();
         for base in &doubtful {
-            match *base == from.offset {
-                // Its snapshot is of what is durable, and may be all that is left of it.
+            match *base == state.snapshot {
+                // It is of what is durable, and may be all that is left of it.
                 true => delete_batches(&*self.store, &self.dir, *base)?,
+                // A snapshot here is of a roll that is not finished: the log start is written into an
+                // older one from now on, and a restart would read this.
                 false => delete_segment(&*self.store, &self.dir, *base)?,
             }
         }
