@@ -353,7 +353,7 @@ impl Broker {
     /// Flushes and ends every partition, at a stop.
     pub fn release_partitions(&self) {
         for partition in self.all_partitions() {
-            partition.release(clock::now());
+            partition.release();
         }
         self.flusher.stop();
     }

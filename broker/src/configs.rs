@@ -12,7 +12,7 @@ use std::sync::Arc;
 
 use lane_core::Extractors;
 
-use crate::partition::Settings;
+use crate::partition::{CHECKPOINT_BYTES, Settings};
 
 pub use broker_keys::{BrokerKey, BrokerValues, broker_keys};
 pub use topic_keys::TOPIC_KEYS;
@@ -217,6 +217,7 @@ impl TopicDefaults {
             segment_bytes: segment_bytes as u32,
             segment_ms: number("segment.ms"),
             index_interval_bytes: number("index.interval.bytes") as u32,
+            checkpoint_bytes: CHECKPOINT_BYTES,
             max_message_bytes: number("max.message.bytes") as usize,
             retention_bytes: limit("retention.bytes").map(|bytes| bytes as u64),
             retention_ms: limit("retention.ms"),

@@ -18,7 +18,6 @@ use super::member::{Living, Member, Taking, json};
 use super::objects::{AssignmentObject, PartitionObject, assignment_key};
 use super::{View, manifest};
 use crate::broker::{Broker, OpenError};
-use crate::clock;
 use crate::partition::{self, Partition};
 use crate::waiting::{self, side_by_side};
 
@@ -58,7 +57,7 @@ impl Member {
         let (life, number) = (living.life, living.hand_overs);
         let left = waiting::blocking(move || {
             let closed: Vec<_> = groups.values().flatten().map(|(open, _)| open.clone()).collect();
-            let close = |at: usize| closed[at].release(clock::now());
+            let close = |at: usize| closed[at].release();
             side_by_side(closed.len(), WAITING_AT_ONCE, close);
             leave(&remote, &shared, groups, (life, number))
         });

@@ -113,7 +113,7 @@ impl Bench {
     async fn restart(&mut self) {
         self.stop.cancel();
         self.coordinator.ended().await;
-        self.partition.release(crate::clock::now());
+        self.partition.release();
         self.reopen().await;
     }
 

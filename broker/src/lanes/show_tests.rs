@@ -294,7 +294,7 @@ proptest! {
             prop_assert_eq!(rounded, end);
         }
 
-        partition.release(NOW);
+        partition.release();
         let heir = open(&store, 2);
         prop_assert_eq!(&read(&heir, &reading(view), from, max_bytes), &before);
         prop_assert_eq!(&found(&heir, &reading(view), from), &before.0);

@@ -13,6 +13,8 @@
 use kafka::Offset;
 use lane_core::LaneSummary;
 
+use super::checkpoint::take;
+
 /// A batch that a reader may have to treat differently from plain bytes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct BatchEntry {
@@ -133,12 +135,6 @@ impl BatchIndex {
         }
         rest.is_empty().then_some(BatchIndex { entries })
     }
-}
-
-fn take<const N: usize>(rest: &mut &[u8]) -> Option<[u8; N]> {
-    let (head, tail) = rest.split_first_chunk::<N>()?;
-    *rest = tail;
-    Some(*head)
 }
 
 #[cfg(test)]

@@ -5,6 +5,8 @@
 use broker_store::{Reader, StoreError};
 use kafka::{Offset, TimestampMs};
 
+use super::checkpoint::take;
+
 /// Relative offset of a batch's last record, and where the batch begins: as Kafka writes it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct OffsetEntry {
@@ -23,7 +25,7 @@ pub const OFFSET_ENTRY_LEN: usize = 8;
 pub const TIME_ENTRY_LEN: usize = 12;
 
 /// Both indexes of a segment that is being written.
-#[derive(Debug, Default)]
+#[derive(Debug, Default, PartialEq, Eq)]
 pub struct LiveIndex {
     offsets: Vec<OffsetEntry>,
     times: Vec<TimeEntry>,
@@ -100,16 +102,64 @@ impl LiveIndex {
     /// The two files.
     pub fn encode(&self) -> (Vec<u8>, Vec<u8>) {
         let mut offsets = Vec::with_capacity(self.offsets.len() * OFFSET_ENTRY_LEN);
-        for e in &self.offsets {
-            offsets.extend_from_slice(&e.relative.to_be_bytes());
-            offsets.extend_from_slice(&e.position.to_be_bytes());
-        }
+        self.offsets.iter().for_each(|e| e.encode(&mut offsets));
         let mut times = Vec::with_capacity(self.times.len() * TIME_ENTRY_LEN);
-        for e in &self.times {
-            times.extend_from_slice(&e.timestamp.to_be_bytes());
-            times.extend_from_slice(&e.relative.to_be_bytes());
-        }
+        self.times.iter().for_each(|e| e.encode(&mut times));
         (offsets, times)
+    }
+
+    /// Everything that [`Self::load`] needs to go on from here, with at most so many entries of each kind.
+    pub fn save(&self, entries_max: usize, out: &mut Vec<u8>) {
+        let largest = self.largest.unwrap_or(TimeEntry { timestamp: -1, relative: 0 });
+        out.extend_from_slice(&self.bytes_since_entry.to_be_bytes());
+        largest.encode(out);
+        let (offsets, times) = (thinned(&self.offsets, entries_max), thinned(&self.times, entries_max));
+        out.extend_from_slice(&(offsets.len() as u32).to_be_bytes());
+        offsets.for_each(|e| e.encode(out));
+        out.extend_from_slice(&(times.len() as u32).to_be_bytes());
+        times.for_each(|e| e.encode(out));
+    }
+
+    pub fn load(rest: &mut &[u8]) -> Option<LiveIndex> {
+        let bytes_since_entry = u32::from_be_bytes(take(rest)?);
+        let largest = Some(TimeEntry::decode(rest)?).filter(|largest| largest.timestamp >= 0);
+        let mut index = LiveIndex { bytes_since_entry, largest, ..LiveIndex::default() };
+        for _ in 0..u32::from_be_bytes(take(rest)?) {
+            index.offsets.push(OffsetEntry::decode(rest)?);
+        }
+        for _ in 0..u32::from_be_bytes(take(rest)?) {
+            index.times.push(TimeEntry::decode(rest)?);
+        }
+        Some(index)
+    }
+}
+
+/// Evenly chosen entries, at most so many: what is left is still ascending, so a floor is only lower.
+fn thinned<T>(entries: &[T], max: usize) -> impl ExactSizeIterator<Item = &T> {
+    entries.iter().step_by(entries.len().div_ceil(max).max(1))
+}
+
+impl OffsetEntry {
+    fn encode(&self, out: &mut Vec<u8>) {
+        out.extend_from_slice(&self.relative.to_be_bytes());
+        out.extend_from_slice(&self.position.to_be_bytes());
+    }
+
+    fn decode(rest: &mut &[u8]) -> Option<OffsetEntry> {
+        let relative = u32::from_be_bytes(take(rest)?);
+        Some(OffsetEntry { relative, position: u32::from_be_bytes(take(rest)?) })
+    }
+}
+
+impl TimeEntry {
+    fn encode(&self, out: &mut Vec<u8>) {
+        out.extend_from_slice(&self.timestamp.to_be_bytes());
+        out.extend_from_slice(&self.relative.to_be_bytes());
+    }
+
+    fn decode(rest: &mut &[u8]) -> Option<TimeEntry> {
+        let timestamp = i64::from_be_bytes(take(rest)?);
+        Some(TimeEntry { timestamp, relative: u32::from_be_bytes(take(rest)?) })
     }
 }
 
@@ -197,6 +247,32 @@ mod tests {
         }
         assert!(index.floor_time(20) <= 209);
         assert_eq!(index.max_timestamp(), TimestampMs(49));
+    }
+
+    #[test]
+    fn what_is_saved_goes_on_as_the_whole_would_and_finds_the_same_batches() {
+        let (interval, stamp) = (150, |i: u32| TimestampMs(i64::from(i)));
+        let mut whole = LiveIndex::default();
+        (0..500_u32).for_each(|i| whole.note(i * 10 + 9, i * 100, 100, stamp(i), interval));
+        let mut bytes = Vec::new();
+        whole.save(usize::MAX, &mut bytes);
+        let mut same = LiveIndex::load(&mut &bytes[..]).unwrap();
+        assert_eq!(same, whole);
+        bytes.clear();
+        whole.save(20, &mut bytes);
+        let mut thin = LiveIndex::load(&mut &bytes[..]).unwrap();
+        assert!(thin.offsets.len() <= 20 && thin.times.len() <= 20 && !thin.offsets.is_empty());
+        for index in [&mut whole, &mut same, &mut thin] {
+            (500..600_u32).for_each(|i| index.note(i * 10 + 9, i * 100, 100, stamp(i), interval));
+            index.finish();
+        }
+        assert_eq!(same, whole);
+        assert_eq!(thin.max_timestamp(), whole.max_timestamp());
+        for offset in 0..6_000 {
+            assert!(thin.floor(offset) <= whole.floor(offset), "offset {offset}");
+            assert!(thin.floor_time(i64::from(offset / 10)) <= whole.floor_time(i64::from(offset / 10)));
+        }
+        assert_eq!(thin.floor(5_500), whole.floor(5_500), "what came later has its entries");
     }
 
     #[test]

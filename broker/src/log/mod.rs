@@ -4,6 +4,7 @@
 //! gives it segments that know where a batch lies, and rebuilds them from bytes after a restart.
 
 pub mod batch_index;
+pub mod checkpoint;
 pub mod compact;
 pub mod index;
 pub mod mark;

@@ -15,11 +15,12 @@ use kafka::{Batch, BatchHeader, Offset, TimestampMs};
 use lane_core::{Extractors, LaneMarker, LaneRules};
 
 use super::batch_index::BatchKind;
+use super::checkpoint::{self, Checkpoint};
 use super::index::{IndexFile, relative};
 use super::mark;
 use super::open_files::OpenFiles;
 use super::scan::{Cursor, ScanError};
-use super::segment::{ActiveSegment, SealedFacts, SealedSegment, SegmentContent, SegmentFiles};
+use super::segment::{ActiveSegment, Checkpointed, SealedFacts, SealedSegment, SegmentContent, SegmentFiles};
 use crate::lanes::classify::{self, Judge};
 
 /// A partition's log, ready to be appended to.
@@ -65,6 +66,7 @@ struct Listed {
     generation: Option<u32>,
     len: u64,
     state: bool,
+    checkpoint: bool,
     indexes: [bool; 3],
 }
 
@@ -91,6 +93,15 @@ pub fn open(
         let files = SegmentFiles::new(dir, base, listed.generation.unwrap_or(0));
         let reader = open_or_create(store, &files, &listed)?;
         let mut content = SegmentContent::default();
+        let mut checkpointed = Checkpointed::default();
+        if base == start
+            && let Some(found) = find_checkpoint(store, &files, (next, reader.len()), &listed, options)?
+        {
+            checkpointed = Checkpointed { position: found.content.size, bytes: found.bytes };
+            // The log start is moved in the snapshot.
+            let log_start = fold.log_start.max(found.fold.log_start);
+            (fold, content) = (Fold { log_start, ..found.fold }, found.content);
+        }
         let end = replay(&*reader, base, next, listed.generation, &mut fold, &mut content, options)?;
         if next == Some(fold.end) {
             let segment = seal_found(store, dir, base, &listed, content, &mut fold, options)?;
@@ -110,6 +121,7 @@ pub fn open(
         let mut segment = ActiveSegment::new(files, base, writer);
         segment.first_append = if content.size > 0 { options.now } else { TimestampMs::NONE };
         segment.content = content;
+        segment.checkpointed = checkpointed;
         active = Some(segment);
     }
     let active = match active {
@@ -129,6 +141,7 @@ pub fn open(
 fn list(store: &dyn SegmentStore, dir: &StorePath) -> Result<BTreeMap<Offset, Listed>, StoreError> {
     let mut segments: BTreeMap<Offset, Listed> = BTreeMap::new();
     let mut index_files = Vec::new();
+    let mut checkpoints = Vec::new();
     for entry in store.list(dir)? {
         let Some((base, generation, extension)) = parse_name(&entry.name) else { continue };
         match extension {
@@ -140,8 +153,12 @@ fn list(store: &dyn SegmentStore, dir: &StorePath) -> Result<BTreeMap<Offset, Li
                 }
             }
             "state" => segments.entry(base).or_default().state = true,
+            "checkpoint" => checkpoints.push(base),
             other => index_files.push((base, generation, other.to_owned())),
         }
+    }
+    for base in checkpoints {
+        segments.entry(base).and_modify(|listed| listed.checkpoint = true);
     }
     for (base, generation, extension) in index_files {
         let Some(listed) = segments.get_mut(&base).filter(|l| l.generation == Some(generation)) else {
@@ -232,6 +249,33 @@ fn has_batch(
     }
 }
 
+/// What need not be read of the segment that recovery begins with.
+fn find_checkpoint(
+    store: &dyn SegmentStore,
+    files: &SegmentFiles,
+    (next, len): (Option<Offset>, u64),
+    listed: &Listed,
+    options: &RecoverOptions,
+) -> Result<Option<Checkpoint>, RecoverError> {
+    if options.ignore_state || !listed.checkpoint || files.is_rewritten() {
+        return Ok(None);
+    }
+    let path = files.checkpoint();
+    let Some(found) = checkpoint::read(store, &path)? else { return Ok(None) };
+    if next.is_some_and(|next| found.fold.end > next) {
+        return Ok(None);
+    }
+    if found.content.size > len {
+        return Err(RecoverError::Faulted(format!(
+            "{}: its first {} bytes, up to offset {}, were durable, and the file has {len}",
+            files.log(),
+            found.content.size,
+            found.fold.end
+        )));
+    }
+    Ok(Some(found))
+}
+
 fn open_or_create(
     store: &dyn SegmentStore,
     files: &SegmentFiles,
@@ -253,7 +297,7 @@ fn begin(store: &dyn SegmentStore, dir: &StorePath, fold: &mut Fold) -> Result<A
     Ok(ActiveSegment::new(files, base, writer))
 }
 
-/// Replays the batches of a segment up to `next`. Says why it stopped if bytes are left over.
+/// Replays the batches of a segment from the end of `content` up to `next`. Says why it stopped if bytes are left over.
 fn replay(
     reader: &dyn Reader,
     base: Offset,
@@ -264,7 +308,7 @@ fn replay(
     options: &RecoverOptions,
 ) -> Result<Option<String>, RecoverError> {
     let compacted = generation.is_some_and(|g| g > 0);
-    let mut cursor = Cursor::new(reader, 0, reader.len());
+    let mut cursor = Cursor::new(reader, content.size, reader.len());
     let mut unit = UnitReach::none();
     loop {
         let batch = match cursor.next_batch() {

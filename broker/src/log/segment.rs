@@ -51,6 +51,16 @@ impl SegmentFiles {
         self.named("batches")
     }
 
+    /// Of the segment as it was written, while it is active.
+    pub fn checkpoint(&self) -> StorePath {
+        join(&self.dir, &format!("{:020}.checkpoint", self.base.0))
+    }
+
+    /// Whether compaction has rewritten it.
+    pub fn is_rewritten(&self) -> bool {
+        self.generation > 0
+    }
+
     /// The fold at exactly `base`; the same for every generation.
     pub fn state(&self) -> StorePath {
         join(&self.dir, &format!("{:020}.state", self.base.0))
@@ -124,10 +134,10 @@ impl SealedSegment {
     pub fn write_live_indexes(&self, store: &dyn SegmentStore) -> Result<(), StoreError> {
         let Some(live) = self.live.read().clone() else { return Ok(()) };
         let (offsets, times) = live.encode();
-        store.put(&self.files.index(), &offsets)?;
-        store.put(&self.files.time_index(), &times)?;
+        store.put_later(&self.files.index(), &offsets)?;
+        store.put_later(&self.files.time_index(), &times)?;
         let batches = self.batches.get().map(|b| b.encode(self.next)).unwrap_or_default();
-        store.put(&self.files.batch_index(), &batches)?;
+        store.put_later(&self.files.batch_index(), &batches)?;
         *self.live.write() = None;
         Ok(())
     }
@@ -201,6 +211,16 @@ pub struct ActiveSegment {
     pub content: SegmentContent,
     /// When its first batch was appended; `NONE` while it is empty.
     pub first_append: TimestampMs,
+    pub checkpointed: Checkpointed,
+}
+
+/// The latest checkpoint of an active segment.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Checkpointed {
+    /// It is of everything below; 0: there is none.
+    pub position: u64,
+    /// The length of its file.
+    pub bytes: u64,
 }
 
 /// What is in a segment, as far as it has been appended or scanned.
@@ -215,7 +235,16 @@ impl ActiveSegment {
     pub fn new(files: SegmentFiles, base: Offset, writer: Arc<dyn Writer>) -> ActiveSegment {
         let reader = writer.reader();
         let content = SegmentContent::default();
-        ActiveSegment { base, files, writer, reader, content, first_append: TimestampMs::NONE }
+        let first_append = TimestampMs::NONE;
+        ActiveSegment {
+            base,
+            files,
+            writer,
+            reader,
+            content,
+            first_append,
+            checkpointed: Checkpointed::default(),
+        }
     }
 }
 

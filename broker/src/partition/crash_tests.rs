@@ -370,6 +370,7 @@ fn try_open(
     let settings = Settings {
         segment_bytes: 1_500,
         index_interval_bytes: 200,
+        checkpoint_bytes: 400,
         retention_bytes: Some(4_000),
         ..Settings::default()
     };

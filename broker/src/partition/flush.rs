@@ -218,6 +218,7 @@ impl Partition {
             return None;
         }
         let (writer, target) = (state.active.writer.clone(), state.end_position());
+        self.checkpoint_in_order(&mut state);
         let point = writer.sync_begin()?;
         state.queued = Queued::No;
         Some(BegunFlush { writer, point, target })
@@ -243,7 +244,7 @@ impl Partition {
     /// Makes everything durable that is appended by now. Errors end in the partition's condition.
     pub fn flush(&self) {
         let _one_at_a_time = self.flushing.lock();
-        let (rolls, writer, target) = {
+        let (rolls, writer, target, checkpoint) = {
             let mut state = self.state.lock();
             state.queued = Queued::No;
             if state.condition != Condition::Serving {
@@ -254,7 +255,9 @@ impl Partition {
                 return;
             }
             let rolls: Vec<Roll> = state.rolls.iter().cloned().collect();
-            (rolls, state.active.writer.clone(), target)
+            self.checkpoint_in_order(&mut state);
+            let checkpoint = self.due_checkpoint(&mut state);
+            (rolls, state.active.writer.clone(), target, checkpoint)
         };
         for roll in &rolls {
             match self.finish_roll(roll) {
@@ -270,8 +273,8 @@ impl Partition {
         }
         match writer.sync() {
             Ok(_) => {
-                let mut state = self.state.lock();
-                self.synced_to(&mut state, target);
+                self.synced_to(&mut self.state.lock(), target);
+                checkpoint.iter().for_each(|checkpoint| self.write_checkpoint(checkpoint));
             }
             Err(error) => self.flush_failed(error),
         }
@@ -284,7 +287,14 @@ impl Partition {
         if crate::switches::state_off() {
             return Ok(());
         }
-        self.store.put(&SegmentFiles::new(&self.dir, roll.next_base, 0).state(), &roll.state)
+        self.store.put(&SegmentFiles::new(&self.dir, roll.next_base, 0).state(), &roll.state)?;
+        if roll.has_checkpoint
+            && let Err(error) = self.store.delete(&roll.segment.files.checkpoint())
+        {
+            // It goes with its segment.
+            tracing::debug!(partition = %self, %error, "a checkpoint of a sealed segment stays");
+        }
+        Ok(())
     }
 
     /// A file beside the segment could not be written (the disk is full): nothing is lost or in doubt,
@@ -343,7 +353,9 @@ impl Partition {
         state.sealed.push(segment.clone());
         let oldest_producer = TimestampMs(now.0.saturating_sub(PRODUCER_EXPIRATION_MS));
         let encoded = Bytes::from(state.fold.encode(oldest_producer));
-        state.rolls.push_back(Roll { writer: old.writer, segment, next_base: base, state: encoded });
+        let has_checkpoint = old.checkpointed.position > 0;
+        let roll = Roll { writer: old.writer, segment, next_base: base, state: encoded, has_checkpoint };
+        state.rolls.push_back(roll);
         if state.rolls.len() > ROLLS_MAX
             && let Some(oldest) = state.rolls.front().cloned()
         {

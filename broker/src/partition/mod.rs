@@ -6,6 +6,7 @@
 //! another record (`durability = "os"` trusts the page cache, as Apache Kafka does).
 
 mod append;
+mod checkpoint;
 mod compact;
 #[cfg(test)]
 mod crash_tests;
@@ -36,6 +37,7 @@ use tokio::sync::watch;
 use crate::log::{ActiveSegment, OpenFiles, SealedSegment};
 
 pub use append::{Append, AppendError, Appended, MirrorUnit, UnitError, UnitOutcome};
+pub use checkpoint::CHECKPOINT_BYTES;
 pub use flush::Flusher;
 pub use full::FullDisk;
 pub use open::{OpenPartition, directory};
@@ -60,6 +62,8 @@ pub struct Settings {
     pub segment_bytes: u32,
     pub segment_ms: i64,
     pub index_interval_bytes: u32,
+    /// Bytes of the active segment after which a checkpoint is written; less on a remote store.
+    pub checkpoint_bytes: u64,
     pub max_message_bytes: usize,
     pub retention_bytes: Option<u64>,
     pub retention_ms: Option<i64>,
@@ -82,6 +86,7 @@ impl Default for Settings {
             segment_bytes: 1 << 30,
             segment_ms: 7 * 24 * 3600 * 1000,
             index_interval_bytes: 4096,
+            checkpoint_bytes: CHECKPOINT_BYTES,
             max_message_bytes: kafka::limits::BATCH_BYTES_MAX,
             retention_bytes: None,
             retention_ms: Some(7 * 24 * 3600 * 1000),
@@ -176,6 +181,8 @@ struct Roll {
     next_base: Offset,
     /// The fold at `next_base`, encoded.
     state: Bytes,
+    /// There is one of the segment, which nobody needs once the snapshot is there.
+    has_checkpoint: bool,
 }
 
 struct Unsynced {

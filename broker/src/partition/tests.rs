@@ -164,7 +164,7 @@ fn what_was_appended_is_read_over_many_segments_and_after_a_restart() {
     let partition = fixture.open(0);
     fill(&partition, 0..300);
     assert_eq!(read_all(&partition), numbered(300));
-    partition.release(NOW);
+    partition.release();
     let again = fixture.open(1);
     assert_eq!(read_all(&again), numbered(300));
     fill(&again, 300..301);
@@ -272,6 +272,67 @@ fn missing_indexes_are_rebuilt_and_are_what_they_were() {
     assert_eq!(read_all(&again), numbered(200));
 }
 
+/// An empty partition with large segments and a checkpoint now and then, filled; its records up to the
+/// first checkpoint are no batches any more.
+fn damaged_below_its_checkpoint() -> Fixture {
+    let mut fixture = Fixture::new();
+    fixture.settings =
+        Settings { segment_bytes: 1 << 20, checkpoint_bytes: 2_000, ..fixture.settings.clone() };
+    let partition = fixture.open(0);
+    for i in 0..100 {
+        fill(&partition, i..i + 1);
+    }
+    partition.close();
+    let path = fixture.file(&fixture.last_log());
+    let reader = fixture.store.open(&path).unwrap();
+    let mut bytes = reader.read_at(0, reader.len() as usize).unwrap().to_vec();
+    bytes[..2_000].fill(0x5a);
+    fixture.store.delete(&path).unwrap();
+    let writer = fixture.store.create(&path).unwrap();
+    writer.append(&[IoSlice::new(&bytes)]).unwrap();
+    writer.sync().unwrap();
+    fixture
+}
+
+#[test]
+fn an_opening_reads_only_what_follows_the_checkpoint() {
+    let fixture = damaged_below_its_checkpoint();
+    let again = fixture.open(1);
+    assert_eq!(again.watermarks().high_watermark, Offset(100));
+    let outcome = again.read(Offset(99), 500, true, ReadUpTo::HighWatermark).unwrap();
+    assert_eq!(outcome.next, Offset(100));
+    fill(&again, 100..101);
+    again.release();
+    // One that is damaged counts for nothing, and everything is read; nor does one of a file that is too short.
+    let fixture = damaged_below_its_checkpoint();
+    let checkpoint = fixture.last_log().replace(".log", ".checkpoint");
+    fixture.scribble(&checkpoint, b"x");
+    assert_eq!(fixture.open(1).watermarks().log_end, Offset(0), "what is read is damaged");
+    let fixture = damaged_below_its_checkpoint();
+    fixture.cut(&fixture.last_log(), 5_000);
+    let error = fixture.try_open(1).err().unwrap();
+    assert!(matches!(&error, RecoverError::Faulted(reason) if reason.contains("were durable")), "{error}");
+}
+
+#[test]
+fn a_segment_takes_its_checkpoint_along() {
+    let mut fixture = Fixture::new();
+    fixture.settings.checkpoint_bytes = 500;
+    let partition = fixture.open(0);
+    let checkpoints = || -> Vec<String> {
+        let dir = fixture.file("x").parent().unwrap();
+        let names = fixture.store.list(&dir).unwrap().into_iter().map(|entry| entry.name);
+        names.filter(|name| name.ends_with(".checkpoint")).collect()
+    };
+    for i in 0..300 {
+        fill(&partition, i..i + 1);
+    }
+    assert!(partition.state.lock().sealed.len() > 3);
+    assert_eq!(checkpoints(), [fixture.last_log().replace(".log", ".checkpoint")]);
+    partition.release();
+    assert_eq!(read_all(&fixture.open(1)), numbered(300));
+}
+
 #[test]
 fn a_corrupt_snapshot_under_live_data_faults_the_partition() {
     let fixture = Fixture::new();
@@ -303,7 +364,7 @@ fn a_log_that_lost_what_was_durable_is_faulted_and_left_alone() {
         let fixture = Fixture::new();
         let partition = fixture.open(0);
         fill(&partition, 0..100);
-        partition.release(NOW);
+        partition.release();
         damage(&fixture);
         for epoch in 1..3 {
             let error = fixture.try_open(epoch).err().unwrap_or_else(|| panic!("{kind}: it opens"));

@@ -8,12 +8,9 @@ use broker_core::retention::{RetentionPolicy, SealedSegment as Judged, log_start
 use broker_store::StoreError;
 use kafka::{Offset, TimestampMs};
 
-use super::{Condition, Partition, ReadError, State};
+use super::{Condition, Partition, ReadError};
 use crate::log::recovery::delete_segment;
 use crate::log::{SegmentFiles, mark};
-
-/// At shutdown a larger active segment is sealed, so that the next start need not read it again.
-const SEAL_AT_CLOSE_BYTES: u64 = 16 << 20;
 
 impl Partition {
     /// Applies the topic's retention; returns how many bytes went.
@@ -116,18 +113,10 @@ impl Partition {
         Ok(gone.iter().map(|s| s.size).sum())
     }
 
-    /// Flushes, seals a large active segment, and ends the partition.
-    pub fn release(&self, now: TimestampMs) {
+    /// Flushes, writes down what the next opening need not read, and ends the partition.
+    pub fn release(&self) {
         self.flush();
-        let large = |state: &State| state.active.content.size > SEAL_AT_CLOSE_BYTES;
-        let rolled = {
-            let mut state = self.state.lock();
-            let wanted = state.condition == Condition::Serving && large(&state);
-            wanted && self.roll(&mut state, now).is_ok()
-        };
-        if rolled {
-            self.flush();
-        }
+        self.checkpoint_at_close();
         if let Err(error) = self.mark_durable() {
             tracing::warn!(partition = %self, %error, "the durable mark stays where it was");
         }

@@ -40,6 +40,12 @@ pub trait SegmentStore: Send + Sync {
     /// file holds its old or its new content, never a mixture.
     fn put(&self, path: &StorePath, bytes: &[u8]) -> Result<(), StoreError>;
 
+    /// As `put`, but where one flush serves many files this returns before it: what is written or put
+    /// afterwards is durable only if this is, too.
+    fn put_later(&self, path: &StorePath, bytes: &[u8]) -> Result<(), StoreError> {
+        self.put(path, bytes)
+    }
+
     /// The entries of a directory by name; none if it does not exist.
     fn list(&self, dir: &StorePath) -> Result<Vec<Entry>, StoreError>;
 
@@ -128,6 +134,10 @@ impl<S: SegmentStore + ?Sized> SegmentStore for Arc<S> {
 
     fn put(&self, path: &StorePath, bytes: &[u8]) -> Result<(), StoreError> {
         (**self).put(path, bytes)
+    }
+
+    fn put_later(&self, path: &StorePath, bytes: &[u8]) -> Result<(), StoreError> {
+        (**self).put_later(path, bytes)
     }
 
     fn list(&self, dir: &StorePath) -> Result<Vec<Entry>, StoreError> {

@@ -49,6 +49,13 @@ impl SegmentStore for Shared {
         self.inner.wait_for(&mut core, seq)
     }
 
+    fn put_later(&self, path: &StorePath, bytes: &[u8]) -> Result<(), StoreError> {
+        if bytes.len() > self.inner.options.put_inline_bytes_max {
+            return self.inner.put_large(path, bytes);
+        }
+        self.inner.core.lock().put(path, &[], bytes).map(drop)
+    }
+
     fn list(&self, dir: &StorePath) -> Result<Vec<Entry>, StoreError> {
         Ok(self.inner.core.lock().list(dir))
     }
