@@ -93,7 +93,8 @@ fn default_levels(command: &Command) -> &'static str {
         Command::Broker(_) | Command::LaneRouter(_) => "info",
         Command::Mirror(mirror) if mirror.command.is_none() => "info",
         #[cfg(feature = "operator")]
-        Command::Operator(_) => "info",
+        // The library tells each request that failed as an error; what came of it is told where it is handled.
+        Command::Operator(_) => "info,kube_client::client::builder=off",
         _ => "warn",
     }
 }

@@ -7,6 +7,7 @@
 mod control;
 mod install;
 mod kubectl;
+mod laned;
 mod load;
 mod many;
 mod numbers;
@@ -25,9 +26,10 @@ use serde_json::Value;
 
 pub use install::{alone, place};
 pub use kubectl::{Kubectl, condition};
+pub use laned::{grouped, lane, lane_router};
 pub use load::Load;
 pub use many::{Many, fewest_ready, ids, lives};
-pub use operator::{Operator, Stand};
+pub use operator::{Operator, Stand, silent_since};
 pub use stores::Stores;
 pub use story::Story;
 
@@ -139,6 +141,31 @@ impl Region {
 
     fn cable(&self, state: &str) -> Result<()> {
         self.number.cable(state)
+    }
+
+    /// Every connection that this pod has with the API server now carries nothing any more, and neither end is told, as when
+    /// something between them forgets what it knew. New ones are as ever. How many they are.
+    pub fn forget_connections(&self, pod: &str) -> Result<usize> {
+        let inside = |program: &str| {
+            let mut command = Command::new("nsenter");
+            command.arg(format!("--net=/run/netns/slk{}", self.number.text())).arg(program);
+            command
+        };
+        let listed = script(inside("ss").args(["-Htn", "state", "established", "sport = :6443"]))?;
+        let peers = listed.lines().filter_map(|line| line.split_whitespace().last()?.rsplit_once(':'));
+        let own = |ip: &str| ip.trim_matches(['[', ']']).trim_start_matches("::ffff:") == pod;
+        let ports: Vec<&str> = peers.filter(|(ip, _)| own(ip)).map(|(_, port)| port).collect();
+        ensure!(!ports.is_empty(), "{pod} has no connection with the API server:\n{listed}");
+        let set = ports.join(", ");
+        let rules = format!(
+            "table ip forgotten {{\n\
+             chain to {{ type filter hook prerouting priority -400; ip saddr {pod} tcp sport {{ {set} }} drop; }}\n\
+             chain from {{ type filter hook postrouting priority 300; ip daddr {pod} tcp dport {{ {set} }} drop; }}\n}}\n"
+        );
+        let file = self.dir.join("forgotten.nft");
+        fs::write(&file, rules)?;
+        script(inside("nft").arg("-f").arg(&file))?;
+        Ok(ports.len())
     }
 
     /// Kills a component (`kube-apiserver`, `kubelet`, `etcd` and so on, as `pids/` names them).

@@ -7,19 +7,15 @@ use std::collections::BTreeMap;
 use std::process::Command;
 
 use anyhow::{Context, Result, ensure};
-use e2e::kubernetes::{
-    Kubectl, Operator, Region, Stand, alone, condition, place, script, wait_for, with_report,
-};
+use e2e::kubernetes::{Kubectl, Operator, Region, Stand, alone, condition, script, wait_for, with_report};
 use e2e::tools;
 use serde_json::Value;
 
 #[test]
 fn what_is_not_asked_for_any_more_goes_and_what_was_kept_is_taken_up_again() -> Result<()> {
-    let region = Region::control_plane()?;
+    let region = Region::sea()?;
     with_report(&region, || {
         let kubectl = region.kubectl();
-        kubectl.install()?;
-        kubectl.apply(&place("sea"))?;
         let operator = Operator::start(&region, "sea")?;
         a_missing_secret_is_told_and_the_cluster_healed_when_it_comes(kubectl)?;
         what_a_spec_drops_goes(kubectl)?;
@@ -175,11 +171,9 @@ fn many_writers_at_once_end_as_the_last_one_said(kubectl: &Kubectl) -> Result<()
 fn a_topic_that_is_deleted_while_the_operator_is_away_goes_when_it_is_back_and_a_kept_one_stays() -> Result<()>
 {
     tools::kcat()?;
-    let region = Region::control_plane()?;
+    let region = Region::sea()?;
     with_report(&region, || {
         let kubectl = region.kubectl();
-        kubectl.install()?;
-        kubectl.apply(&place("sea"))?;
         let operator = Operator::start(&region, "sea")?;
         kubectl.apply(&alone("sea", "east", ""))?;
         let stand = Stand::start(kubectl, "sea", "east")?;

@@ -11,15 +11,12 @@ use std::time::Instant;
 use anyhow::{Context, Result, ensure};
 use e2e::clients::{Library, Record, Running};
 use e2e::kubernetes::{Kubectl, Region, manifests, wait_for, with_report};
-use e2e::process::binary;
 
 #[test]
 fn java_produces_in_one_region_librdkafka_consumes_in_the_other_and_nothing_unasked_is_left() -> Result<()> {
-    let region = Region::with_node()?;
+    let region = Region::with_operator()?;
     with_report(&region, || {
-        region.give_image(&binary()?, "0.1.0")?;
         let kubectl = region.kubectl();
-        apply(kubectl, "-k", "install")?;
         kubectl.wait_condition("sealane-system", "deployment/sealane-operator", "Available", "True")?;
         let begun = Instant::now();
         apply(kubectl, "-k", "examples/two-regions")?;

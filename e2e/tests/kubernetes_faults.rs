@@ -11,16 +11,12 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
 use e2e::kubernetes::{Kubectl, Region, Story, condition, manifests, script, wait_for, with_report};
-use e2e::process::binary;
 use e2e::tools;
 use serde_json::Value;
 
 fn installed() -> Result<Region> {
     tools::kcat()?;
-    let region = Region::with_node()?;
-    region.give_image(&binary()?, "0.1.0")?;
-    region.kubectl().run(&["apply", "-k", &manifests().join("install").display().to_string()])?;
-    Ok(region)
+    Region::with_operator()
 }
 
 /// Waits for this reason of the condition Ready.

@@ -8,56 +8,33 @@ use std::process::Command;
 
 use anyhow::{Context, Result, bail, ensure};
 use e2e::clients::{Library, Record, Running};
-use e2e::kubernetes::{Kubectl, Region, manifests, script, wait_for, with_report};
-use e2e::process::binary;
+use e2e::kubernetes::{
+    Kubectl, Region, grouped, lane, lane_router, manifests, script, wait_for, with_report,
+};
 use e2e::tools;
 
 #[test]
 fn a_lane_is_entered_from_outside_through_nodes_and_load_balancers() -> Result<()> {
     tools::kcat()?;
-    let region = Region::with_node()?;
+    let region = Region::with_operator()?;
     with_report(&region, || {
-        region.give_image(&binary()?, "0.1.0")?;
         let kubectl = region.kubectl();
-        kubectl.run(&["apply", "-k", &manifests().join("install").display().to_string()])?;
         let example = fs::read_to_string(manifests().join("examples/one-region.yaml"))?;
         let lanes = "  metadata: {type: Embedded}\n  lanes: {default: true, portFirst: 31100}\n";
         kubectl.apply(&example.replace("  metadata: {type: Embedded}\n", lanes))?;
         kubectl.wait_condition("sealane", "topic.sealane.io/orders", "Ready", "True")?;
-        kubectl.apply(&router("nodes", "type: NodePort, port: 31093, insecure: true"))?;
+        kubectl.apply(&lane_router("nodes", "type: NodePort, port: 31093, insecure: true"))?;
         kubectl.apply(&lane("boe-cart", "BOE"))?;
         kubectl.apply(&lane("ppe-next", "PPE"))?;
         kubectl.wait_condition("sealane", "lanerouter/nodes", "Ready", "True")?;
         let outside = format!("{}:30092", region.address());
-        let cart = address(kubectl, "boe-cart")?;
+        let cart = kubectl.lane_outside("boe-cart")?;
         ensure!(cart.starts_with(&format!("{}:311", region.address())), "the lane is told at {cart}");
         records_go_where_they_belong(kubectl, &outside, &cart)?;
         a_preview_is_seen_by_nobody_else(kubectl, &outside)?;
         each_lane_has_a_grace_of_its_own(kubectl)?;
         through_a_load_balancer(&region)?;
         region.judge_logs()
-    })
-}
-
-fn router(name: &str, how: &str) -> String {
-    format!(
-        "apiVersion: sealane.io/v1alpha1\nkind: LaneRouter\nmetadata: {{name: {name}, namespace: sealane}}\n\
-         spec: {{clusterRef: {{name: east}}, {how}}}\n"
-    )
-}
-
-fn lane(name: &str, class: &str) -> String {
-    format!(
-        "apiVersion: sealane.io/v1alpha1\nkind: Lane\nmetadata: {{name: {name}, namespace: sealane}}\n\
-         spec: {{clusterRef: {{name: east}}, class: {class}, name: {name}}}\n"
-    )
-}
-
-/// Where a lane is entered from outside, as its status says.
-fn address(kubectl: &Kubectl, lane: &str) -> Result<String> {
-    wait_for(&format!("the address of lane {lane}"), || {
-        let status = kubectl.object("sealane", &format!("lane/{lane}"))?["status"].take();
-        Ok(status["outside"].as_str().map(str::to_owned))
     })
 }
 
@@ -68,12 +45,6 @@ fn produce(server: &str, text: &str, lane: Option<&str>) -> Result<()> {
         Library::Confluent.produce_all(server, "orders", std::slice::from_ref(&record), &[]).map(Some)
     })
     .map(drop)
-}
-
-fn consumer(library: Library, server: &str, group: &str) -> Result<Running> {
-    let reader = library.start("consume", server, "orders", &["--group", group, "--seconds", "280"])?;
-    reader.wait_assigned()?;
-    Ok(reader)
 }
 
 /// Waits for this as the last, and then wants exactly these.
@@ -90,8 +61,8 @@ fn got(reader: &Running, wanted: &[&str]) -> Result<()> {
 }
 
 fn records_go_where_they_belong(kubectl: &Kubectl, outside: &str, cart: &str) -> Result<()> {
-    let baseline = consumer(Library::Confluent, outside, "shop")?;
-    let mut in_lane = consumer(Library::Java, cart, "shop")?;
+    let baseline = grouped(Library::Confluent, outside, "orders", "shop")?;
+    let mut in_lane = grouped(Library::Java, cart, "orders", "shop")?;
     kubectl.wait_condition("sealane", "lane/boe-cart", "Ready", "True")?;
     produce(outside, "plain 1", None)?;
     produce(outside, "cart 1", Some("boe-cart"))?;
@@ -116,12 +87,12 @@ fn records_go_where_they_belong(kubectl: &Kubectl, outside: &str, cart: &str) ->
 }
 
 fn a_preview_is_seen_by_nobody_else(kubectl: &Kubectl, outside: &str) -> Result<()> {
-    let preview = address(kubectl, "ppe-next")?;
+    let preview = kubectl.lane_outside("ppe-next")?;
     produce(outside, "next 1", Some("ppe-next"))?;
-    let baseline = consumer(Library::Confluent, outside, "report")?;
+    let baseline = grouped(Library::Confluent, outside, "orders", "report")?;
     produce(outside, "plain 3", None)?;
     got(&baseline, &["plain 1", "cart 1", "cart 2", "plain 2", "cart 3", "plain 3"])?;
-    let in_lane = consumer(Library::Confluent, &preview, "report")?;
+    let in_lane = grouped(Library::Confluent, &preview, "orders", "report")?;
     produce(outside, "next 2", Some("ppe-next"))?;
     produce(outside, "plain 4", None)?;
     wait_for("the preview's own", || {
@@ -143,8 +114,8 @@ fn each_lane_has_a_grace_of_its_own(kubectl: &Kubectl) -> Result<()> {
     for (name, grace) in [("boe-short", 1), ("boe-long", 3600)] {
         let object = lane(name, "BOE").replace(", class", &format!(", graceSeconds: {grace}, class"));
         kubectl.apply(&object)?;
-        let address = address(kubectl, name)?;
-        consumers.push(consumer(Library::Confluent, &address, name)?);
+        let address = kubectl.lane_outside(name)?;
+        consumers.push(grouped(Library::Confluent, &address, "orders", name)?);
         kubectl.wait_condition("sealane", &format!("lane/{name}"), "Ready", "True")?;
     }
     consumers.iter_mut().for_each(Running::kill);
@@ -165,14 +136,14 @@ fn through_a_load_balancer(region: &Region) -> Result<()> {
     script(Command::new("ip").args(["route", "replace", &format!("{net}.0/24"), "via", &region.address()]))?;
     kubectl.run(&["delete", "-n", "sealane", "lanerouter/nodes"])?;
     let secure = "type: LoadBalancer, tls: {generate: true}, authentication: {type: TLS}";
-    kubectl.apply(&router("balanced", secure))?;
+    kubectl.apply(&lane_router("balanced", secure))?;
     kubectl.wait_reason("sealane", "lanerouter/balanced", "EndpointPending")?;
     let given = format!(r#"{{"status":{{"loadBalancer":{{"ingress":[{{"ip":"{net}.7"}}]}}}}}}"#);
     let patch = ["patch", "service", "balanced-lane-router", "-n", "sealane", "--subresource=status"];
     kubectl.run(&[&patch[..], &["--type=merge", "-p", &given]].concat())?;
     kubectl.wait_condition("sealane", "lanerouter/balanced", "Ready", "True")?;
     let cart = wait_for("the lane behind the load balancer", || {
-        let cart = address(kubectl, "boe-cart")?;
+        let cart = kubectl.lane_outside("boe-cart")?;
         ensure!(cart.starts_with(&format!("{net}.7:")), "it is at {cart}");
         Ok(Some(cart))
     })?;
@@ -213,7 +184,7 @@ fn through_a_load_balancer(region: &Region) -> Result<()> {
     wait_for("a record of one that it names", || kcat("admitted", true).map(Some))?;
     let outside = format!("{}:30092", region.address());
     // To a group without a consumer in the lane its records come.
-    let audit = consumer(Library::Confluent, &outside, "audit")?;
+    let audit = grouped(Library::Confluent, &outside, "orders", "audit")?;
     let records = wait_for("what came through the load balancer", || {
         let records = audit.records();
         Ok(records.iter().any(|record| record.text() == "balanced").then_some(records))

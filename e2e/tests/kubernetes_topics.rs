@@ -9,7 +9,7 @@ use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
-use e2e::kubernetes::{Kubectl, Operator, Region, Stand, alone, place, script, wait_for, with_report};
+use e2e::kubernetes::{Kubectl, Operator, Region, Stand, alone, script, wait_for, with_report};
 use e2e::{http, tools, usage};
 use serde_json::Value;
 
@@ -19,12 +19,10 @@ const FEW: usize = 200;
 #[test]
 fn thousands_of_topics_settle_and_one_that_changes_costs_a_few_calls() -> Result<()> {
     let count = std::env::var("SEALANE_TOPICS").map_or(Ok(FEW), |count| count.parse())?;
-    let region = Region::control_plane()?;
+    let region = Region::sea()?;
     with_report(&region, || {
         let kubectl = region.kubectl();
-        kubectl.install()?;
-        kubectl.apply(&place("sea"))?;
-        wait_for("the kinds", || kubectl.apply(&alone("sea", "east", "")).map(Some))?;
+        kubectl.apply(&alone("sea", "east", ""))?;
         let first = Operator::start(&region, "sea")?;
         let stand = Stand::start(kubectl, "sea", "east")?;
         // From now on only Topics are looked at: a pod that no node takes would be asked for again and again.

@@ -26,7 +26,9 @@ chassis::config! {
         pub lease_seconds: u32 = 15,
         /// Seconds between two looks at an object when nothing happens.
         pub resync_seconds: u32 = 30,
-        /// Seconds without any sign of life from a watch, while others live, after which /livez is red.
+        /// Seconds without any sign of life from a watch, while others live, after which /livez is red. A connection to
+        /// the API server on which nothing comes for two thirds of it (at least 75 s: each watch hears something every
+        /// minute) is given up and made anew.
         pub watch_silence_seconds: u32 = 180,
         /// Address where operators of other regions redeem the tokens of LinkGrants; empty for none.
         pub join_bind: String = "0.0.0.0:9443".to_owned(),

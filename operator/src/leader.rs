@@ -74,7 +74,14 @@ impl Leadership {
         let mut seen: Option<Seen> = None;
         loop {
             let asked = Instant::now();
-            match self.attempt(&api, &mut seen).await {
+            // An answer that never comes, on a connection that nothing carries any more, must not be what is waited for
+            // until the Lease is over: the next try goes another way.
+            let attempt = tokio::time::timeout(self.patience(), self.attempt(&api, &mut seen));
+            let Ok(answer) = attempt.await else {
+                debug!(lease = %self.name, "no answer, trying again");
+                continue;
+            };
+            match answer {
                 Ok(holder) if holder == self.me => {
                     heard();
                     let end = (asked - self.start) + self.duration.mul_f32(WRITING_PART);
@@ -94,6 +101,10 @@ impl Leadership {
             }
             tokio::time::sleep(self.duration / RENEWALS).await;
         }
+    }
+
+    fn patience(&self) -> Duration {
+        (self.duration / TRIES).max(PATIENCE_MIN)
     }
 
     /// Gives the Lease up, so that the next operator need not wait.
@@ -168,3 +179,7 @@ impl Leadership {
 const WRITING_PART: f32 = 0.8;
 /// Tries in one duration.
 const RENEWALS: u32 = 5;
+/// Tries without an answer in one duration.
+const TRIES: u32 = 3;
+/// An API server that is only slow answers within it.
+const PATIENCE_MIN: Duration = Duration::from_secs(2);

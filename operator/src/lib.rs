@@ -49,7 +49,7 @@ pub async fn start(config: Config, service: ServiceHandle) -> Result<(), StartEr
     for name in switches::all_set() {
         tracing::warn!(%name, "a safety mechanism is switched off for a test");
     }
-    let client = Client::try_default().await.map_err(|error| StartError::Client(innermost(&error)))?;
+    let client = connect(&config).await?;
     let own = client.default_namespace().to_owned();
     let me = identity();
     let lease_namespace = or(&config.lease_namespace, &own);
@@ -69,6 +69,19 @@ pub async fn start(config: Config, service: ServiceHandle) -> Result<(), StartEr
     let namespaces = if cx.namespaces.is_empty() { "all".to_owned() } else { cx.namespaces.join(", ") };
     tracing::info!(namespaces, "operator ready");
     Ok(())
+}
+
+/// The way to the API server. A connection on which nothing comes is given up, and what waits on it begins again on
+/// another: what lies between may have forgotten it without a word to either end. Every watch hears something each minute.
+async fn connect(config: &Config) -> Result<Client, StartError> {
+    let unreachable = |error: &dyn std::error::Error| StartError::Client(innermost(error));
+    let mut way = kube::Config::infer().await.map_err(|error| unreachable(&error))?;
+    if !switches::deadline_off() {
+        let silence = Duration::from_secs(u64::from(config.watch_silence_seconds)).mul_f32(DEADLINE_PART);
+        way.read_timeout = Some(silence.max(DEADLINE_MIN));
+        way.reset_reader_on_write = true;
+    }
+    Client::try_from(way).map_err(|error| unreachable(&error))
 }
 
 /// Every controller of the operator.
@@ -133,3 +146,7 @@ fn innermost(error: &dyn std::error::Error) -> String {
 }
 
 const RELEASE: Duration = Duration::from_secs(2);
+/// Of the silence that makes a watch dead: it is to be back before.
+const DEADLINE_PART: f32 = 2.0 / 3.0;
+/// Longer than from one bookmark of a watch to the next.
+const DEADLINE_MIN: Duration = Duration::from_secs(75);

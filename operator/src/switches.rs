@@ -3,7 +3,7 @@
 
 use std::sync::LazyLock;
 
-/// Comma-separated names in `SEALANE_TEST_OFF`: `restart-gate`.
+/// Comma-separated names in `SEALANE_TEST_OFF`: `restart-gate`, `connection-deadline`.
 static OFF: LazyLock<Vec<String>> = LazyLock::new(|| {
     let value = std::env::var("SEALANE_TEST_OFF").unwrap_or_default();
     value.split(',').map(str::trim).filter(|name| !name.is_empty()).map(str::to_owned).collect()
@@ -17,4 +17,9 @@ pub fn all_set() -> impl Iterator<Item = &'static String> {
 /// Pods are restarted and removed without a question to the data plane or to a budget.
 pub fn restart_gate_off() -> bool {
     OFF.iter().any(|name| name == "restart-gate")
+}
+
+/// A connection to the API server is waited on for ever.
+pub fn deadline_off() -> bool {
+    OFF.iter().any(|name| name == "connection-deadline")
 }

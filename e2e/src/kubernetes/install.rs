@@ -1,9 +1,38 @@
-//! What tests on the control plane alone begin with: the operator's rights without its Deployment, a namespace that lets it
-//! in, and clusters of one broker.
+//! What tests begin with: on the control plane alone the operator's rights and a namespace that lets it in, on a node the
+//! operator itself; and clusters of one broker.
 
 use anyhow::{Result, ensure};
 
-use super::{Kubectl, condition, manifests, wait_for};
+use super::{Kubectl, Region, condition, manifests, wait_for, with_report};
+use crate::process::binary;
+
+const KINDS: &str = "brokerclusters,brokerpools,topics.sealane.io,linkgrants,mirrorlinks,lanes,lanerouters";
+
+impl Region {
+    /// The control plane alone, with everything of the operator but the operator, and namespace `sea`, which lets it in.
+    pub fn sea() -> Result<Region> {
+        let region = Region::control_plane()?;
+        with_report(&region, || {
+            region.kubectl.install()?;
+            region.kubectl.apply(&place("sea")).map(drop)
+        })?;
+        Ok(region)
+    }
+
+    /// One real node, on which the operator runs.
+    pub fn with_operator() -> Result<Region> {
+        let region = Region::with_node()?;
+        with_report(&region, || region.run_operator())?;
+        Ok(region)
+    }
+
+    /// Gives every node the image and installs what a person installs.
+    pub fn run_operator(&self) -> Result<()> {
+        self.give_image(&binary()?, "0.1.0")?;
+        self.kubectl.run(&["apply", "-k", &manifests().join("install").display().to_string()])?;
+        self.kubectl.served()
+    }
+}
 
 /// A namespace with the RoleBinding that lets the operator in, in YAML.
 pub fn place(namespace: &str) -> String {
@@ -33,7 +62,13 @@ impl Kubectl {
         let place = |folder: &str| manifests().join(folder).display().to_string();
         self.run(&["apply", "-k", &place("crd")])?;
         self.run(&["apply", "-k", &place("install/operator")])?;
-        self.established()
+        self.served()
+    }
+
+    /// Waits until every kind of ours is served.
+    fn served(&self) -> Result<()> {
+        self.established()?;
+        wait_for("the kinds", || self.run(&["get", KINDS, "-A"]).map(|_| Some(())))
     }
 
     /// Waits for the custom resources.

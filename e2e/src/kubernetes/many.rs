@@ -7,7 +7,6 @@ use anyhow::{Context, Result, ensure};
 use serde_json::Value;
 
 use super::{Kubectl, Region, Stores, condition, manifests, wait_for, with_report};
-use crate::process::binary;
 
 /// BrokerCluster and BrokerPool `east` with three brokers and Topic `orders` with six partitions, in namespace `sealane`.
 pub struct Many {
@@ -24,9 +23,8 @@ impl Many {
     pub fn rise_on(region: Region, stores: Stores) -> Result<Many> {
         let many = Many { region, stores };
         with_report(&many.region, || {
-            many.region.give_image(&binary()?, "0.1.0")?;
+            many.region.run_operator()?;
             let kubectl = many.kubectl();
-            kubectl.run(&["apply", "-k", &manifests().join("install").display().to_string()])?;
             kubectl.apply(&many.objects()?)?;
             many.ready()?;
             kubectl.wait_condition("sealane", "topic.sealane.io/orders", "Ready", "True").map(drop)

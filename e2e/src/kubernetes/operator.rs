@@ -2,14 +2,16 @@
 //! as a process, which it is pointed at by an EndpointSlice, so that no node is needed.
 
 use std::fs;
-use std::net::Ipv4Addr;
+use std::net::{Ipv4Addr, SocketAddr};
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
+use std::time::Instant;
 
 use anyhow::{Context, Result, bail, ensure};
 use test_ports::Ports;
 
 use super::{Kubectl, PATIENCE, Region, wait_for};
+use crate::http;
 use crate::process::{binary, is_error};
 
 /// The machine, as the API server takes an address for an endpoint: no loopback.
@@ -45,8 +47,14 @@ impl Operator {
 
     /// Fails on an ERROR in its log.
     pub fn judge_log(&self) -> Result<()> {
+        self.judge_log_but("nothing is allowed")
+    }
+
+    /// The same, but for lines with this text.
+    pub fn judge_log_but(&self, allowed: &str) -> Result<()> {
         let log = fs::read_to_string(&self.log)?;
-        let errors: Vec<&str> = log.lines().filter(|line| is_error(line)).collect();
+        let errors: Vec<&str> =
+            log.lines().filter(|line| is_error(line) && !line.contains(allowed)).collect();
         ensure!(errors.is_empty(), "errors in the operator's log:\n{}", errors.join("\n"));
         ensure!(log.contains("operator ready"), "this is no log of an operator:\n{log}");
         Ok(())
@@ -70,6 +78,23 @@ impl Drop for Operator {
             eprintln!("--- operator ---\n{}", fs::read_to_string(&self.log).unwrap_or_default());
         }
     }
+}
+
+/// Watches that the operator with this address of metrics has not heard since then.
+pub fn silent_since(operator: SocketAddr, then: Instant) -> Result<Vec<String>> {
+    let (_, metrics) = http::get_at(operator, "/metrics")?;
+    let ages = metrics.lines().filter(|line| line.starts_with("sealane_operator_watch_age_seconds{"));
+    let mut silent = Vec::new();
+    let mut count = 0;
+    for line in ages {
+        let (watch, age) = line.rsplit_once(' ').context("a value")?;
+        count += 1;
+        if age.parse::<f64>()? > then.elapsed().as_secs_f64() {
+            silent.push(watch.to_owned());
+        }
+    }
+    ensure!(count > 10, "these cannot be all watches: {count}");
+    Ok(silent)
 }
 
 /// A broker with the certificates that the operator made for a cluster, in the place of its pod.
@@ -114,7 +139,7 @@ impl Stand {
             .stdout(log.try_clone()?)
             .stderr(log);
         let mut stand = Stand { child: command.spawn()?, dir, ports };
-        let begin = std::time::Instant::now();
+        let begin = Instant::now();
         while std::net::TcpStream::connect((MACHINE, internal)).is_err() {
             if let Some(status) = stand.child.try_wait()? {
                 bail!(

@@ -1,8 +1,9 @@
-//! What a cluster of many brokers stands on, beside Kubernetes: etcd and an S3 server as plain processes of this machine,
-//! which pods reach at the machine's own end of the bridge between regions. Each way in can be cut.
+//! What a cluster of many brokers stands on, beside Kubernetes: etcd and an S3 server, or HDFS, as plain processes of this
+//! machine, which pods reach at the machine's own end of the bridge between regions. The ways to etcd and S3 can be cut.
 
 use std::fs;
 use std::net::SocketAddr;
+use std::sync::Mutex;
 
 use anyhow::{Context, Result};
 use serde_json::json;
@@ -11,6 +12,7 @@ use super::operator::MACHINE;
 use crate::relay::Relay;
 use crate::stores::CertificateDir;
 use crate::stores::etcd::Etcd;
+use crate::stores::hdfs::Hdfs;
 use crate::stores::s3::S3;
 
 pub struct Stores {
@@ -18,6 +20,8 @@ pub struct Stores {
     ways: Vec<Relay>,
     way_to_s3: Relay,
     etcd: Etcd,
+    /// In the place of S3.
+    hdfs: Option<Mutex<Hdfs>>,
     /// What brokers need for an etcd that speaks TLS: its authority, and a certificate with its key.
     tls: Option<(String, String)>,
     /// Of etcd's own certificate, which it reads again for each connection.
@@ -41,6 +45,12 @@ impl Stores {
         Ok(Stores { _files: Some(dir), ..stores })
     }
 
+    /// With HDFS: three DataNodes. Nobody uses the S3 server then.
+    pub fn start_hdfs() -> Result<Stores> {
+        let hdfs = Hdfs::start_at(MACHINE, 3)?;
+        Ok(Stores { hdfs: Some(Mutex::new(hdfs)), ..Stores::start()? })
+    }
+
     fn with(etcd: Etcd, tls: Option<(String, String)>) -> Result<Stores> {
         let s3 = S3::start()?;
         let way = |target: SocketAddr| Relay::tcp_at(MACHINE, target).context("the bridge of the regions");
@@ -50,7 +60,7 @@ impl Stores {
             ways.push(way(address.parse()?)?);
         }
         let way_to_s3 = way(s3.address())?;
-        Ok(Stores { s3, ways, way_to_s3, etcd, tls, _files: None })
+        Ok(Stores { s3, ways, way_to_s3, etcd, hdfs: None, tls, _files: None })
     }
 
     /// In `spec.metadata` and `spec.storage` of a BrokerCluster, in YAML, with the Secrets that they name.
@@ -59,13 +69,27 @@ impl Stores {
         let etcd: Vec<String> =
             self.ways.iter().map(|way| format!("\"{scheme}://{}\"", way.address)).collect();
         let secret = if self.tls.is_some() { ", tlsSecretRef: {name: etcd}" } else { "" };
+        let storage = match &self.hdfs {
+            Some(hdfs) => {
+                let url = hdfs.lock().expect("no test panics under this lock").url();
+                format!("{{type: HDFS, uri: \"{url}/sealane\"}}")
+            }
+            None => format!(
+                "{{type: S3, bucket: {}, endpoint: \"http://{}\", region: local, credentialsSecretRef: {{name: s3}}}}",
+                S3::BUCKET,
+                self.way_to_s3.address
+            ),
+        };
         format!(
-            "  metadata: {{type: Etcd, endpoints: [{}]{secret}}}\n  storage: {{type: S3, bucket: {}, endpoint: \"http://{}\", \
-             region: local, credentialsSecretRef: {{name: s3}}}}\n",
-            etcd.join(", "),
-            S3::BUCKET,
-            self.way_to_s3.address
+            "  metadata: {{type: Etcd, endpoints: [{}]{secret}}}\n  storage: {storage}\n",
+            etcd.join(", ")
         )
+    }
+
+    /// Kills a DataNode of three.
+    pub fn lose_data_node(&self, node: usize) -> Result<()> {
+        let hdfs = self.hdfs.as_ref().context("these stores have no HDFS")?;
+        hdfs.lock().expect("no test panics under this lock").data_node(node).kill()
     }
 
     /// The Secrets, in YAML.

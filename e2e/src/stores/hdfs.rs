@@ -2,6 +2,7 @@
 //! that a fast failover needs. The jars come from Maven, pinned in `e2e/stores/hdfs/pom.xml`.
 
 use std::fs;
+use std::net::Ipv4Addr;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
@@ -20,6 +21,7 @@ pub struct Hdfs {
     name_node: Daemon,
     data_nodes: Vec<Daemon>,
     ports: Ports,
+    host: Ipv4Addr,
     dir: TempDir,
 }
 
@@ -44,9 +46,15 @@ fn java() -> Result<PathBuf> {
 impl Hdfs {
     /// Formats and starts it, and waits until all DataNodes are registered and writing is allowed.
     pub fn start(data_nodes: u16) -> Result<Hdfs> {
+        Hdfs::start_at(Ipv4Addr::LOCALHOST, data_nodes)
+    }
+
+    /// The same at another address of this machine, for clients that are not on it. What only tests ask (JMX) stays on
+    /// loopback.
+    pub fn start_at(host: Ipv4Addr, data_nodes: u16) -> Result<Hdfs> {
         let dir = tempfile::Builder::new().prefix("sealane-hdfs").tempdir()?;
         let ports = Ports::take()?;
-        let layout = Layout { dir: dir.path().to_owned(), base: ports.base, class_path: class_path()? };
+        let layout = Layout { dir: dir.path().to_owned(), base: ports.base, host, class_path: class_path()? };
         layout.write_shared()?;
         let mut format = Command::new(java()?);
         let arguments = layout.arguments("name-node", "-Xmx128m", NAME_NODE)?;
@@ -57,7 +65,7 @@ impl Hdfs {
             layout.daemon(&format!("data-node-{node}"), "-Xmx128m", DATA_NODE)
         };
         let data_nodes = (0..data_nodes).map(data_node).collect::<Result<_>>()?;
-        let mut hdfs = Hdfs { name_node, data_nodes, ports, dir };
+        let mut hdfs = Hdfs { name_node, data_nodes, ports, host, dir };
         hdfs.name_node.start()?;
         hdfs.data_nodes.iter_mut().try_for_each(Daemon::start)?;
         hdfs.wait()?;
@@ -66,7 +74,7 @@ impl Hdfs {
 
     /// `hdfs://...` of the NameNode.
     pub fn url(&self) -> String {
-        format!("hdfs://127.0.0.1:{}", self.ports.base)
+        format!("hdfs://{}:{}", self.host, self.ports.base)
     }
 
     pub fn name_node(&mut self) -> &mut Daemon {
@@ -114,8 +122,12 @@ impl Hdfs {
 
     /// Lets nobody write, or lets them again.
     pub fn set_safe_mode(&self, on: bool) -> Result<()> {
-        let layout =
-            Layout { dir: self.dir.path().to_owned(), base: self.ports.base, class_path: class_path()? };
+        let layout = Layout {
+            dir: self.dir.path().to_owned(),
+            base: self.ports.base,
+            host: self.host,
+            class_path: class_path()?,
+        };
         let mut command = Command::new(java()?);
         command.args(layout.arguments("name-node", "-Xmx64m", ADMIN)?);
         peer::run(command.args(["-safemode", if on { "enter" } else { "leave" }])).map(drop)
@@ -158,6 +170,7 @@ fn folders_end_with_rbw(file: &Path) -> bool {
 struct Layout {
     dir: PathBuf,
     base: u16,
+    host: Ipv4Addr,
     class_path: String,
 }
 
@@ -181,10 +194,10 @@ impl Layout {
         let name = format!("data-node-{node}");
         let port = self.base + 10 * (node + 1);
         let own = [
-            ("dfs.datanode.address", format!("127.0.0.1:{port}")),
-            ("dfs.datanode.ipc.address", format!("127.0.0.1:{}", port + 1)),
+            ("dfs.datanode.address", format!("{}:{port}", self.host)),
+            ("dfs.datanode.ipc.address", format!("{}:{}", self.host, port + 1)),
             ("dfs.datanode.http.address", format!("127.0.0.1:{}", port + 2)),
-            ("dfs.datanode.hostname", "127.0.0.1".to_owned()),
+            ("dfs.datanode.hostname", self.host.to_string()),
             ("dfs.datanode.data.dir", format!("file://{}/{name}/data", self.dir.display())),
         ];
         self.write_configuration(&name, &own)
@@ -194,7 +207,7 @@ impl Layout {
         let folder = self.dir.join(name).join("conf");
         fs::create_dir_all(&folder)?;
         let core = [
-            ("fs.defaultFS", format!("hdfs://127.0.0.1:{}", self.base)),
+            ("fs.defaultFS", format!("hdfs://{}:{}", self.host, self.base)),
             ("hadoop.tmp.dir", self.dir.join("tmp").display().to_string()),
             // A lease is recovered by asking every DataNode of the open block; a dead one is tried ten times
             // for a second each by default.

@@ -33,6 +33,9 @@ use super::{Authentication, Conditions, ListenerType, Ref, Tls, conditions_schem
 #[serde(rename_all = "camelCase")]
 #[x_kube(validation = Rule::new("self.clusterRef == oldSelf.clusterRef && self.name == oldSelf.name && self.class == oldSelf.class").message("spec.clusterRef, spec.name and spec.class are immutable: make another Lane"))]
 #[x_kube(validation = Rule::new("self.name.startsWith('ppe') == (self.class == 'PPE')").message("spec.name: a lane of class PPE has a name that begins with ppe, one of class BOE has another"))]
+#[x_kube(validation = Rule::new("!has(self.topics) || self.topics == ['*']").message("spec.topics: ['*'] is all there is: a lane may touch every topic that has lanes; spec.principals says who may enter it"))]
+#[x_kube(validation = Rule::new("!has(self.groups) || self.groups == ['*']").message("spec.groups: ['*'] is all there is: every consumer group may read in a lane; spec.principals says who may enter it"))]
+#[x_kube(validation = Rule::new("!has(self.hold)").message("spec.hold: a lane keeps nothing by itself: what waits for its consumers stays in the topic for as long as retention.ms and retention.bytes of the Topic's spec.config say"))]
 pub struct LaneSpec {
     /// The BrokerCluster that has the lane.
     pub cluster_ref: Ref,
@@ -55,6 +58,29 @@ pub struct LaneSpec {
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 64), inner(length(min = 1, max = 256)))]
     pub principals: Vec<String>,
+    /// Topics that the lane may touch: ['*'], and nothing else yet.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(max = 256), inner(length(min = 1, max = 249)))]
+    pub topics: Option<Vec<String>>,
+    /// Consumer groups that may read in the lane: ['*'], and nothing else yet.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(max = 256), inner(length(min = 1, max = 249)))]
+    pub groups: Option<Vec<String>>,
+    /// How much of a PPE lane waits for its consumers; not to be set yet.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub hold: Option<Hold>,
+}
+
+/// Limits of what waits for the consumers of a lane.
+#[derive(Clone, Debug, Default, Deserialize, Eq, JsonSchema, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Hold {
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 1))]
+    pub max_age_seconds: Option<i64>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 1))]
+    pub max_bytes: Option<i64>,
 }
 
 #[derive(Clone, Copy, Debug, Deserialize, Eq, JsonSchema, PartialEq, Serialize)]

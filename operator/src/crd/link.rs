@@ -105,6 +105,9 @@ impl Conditions for LinkGrantStatus {
 #[serde(rename_all = "camelCase")]
 #[x_kube(validation = Rule::new("self.clusterRef == oldSelf.clusterRef && self.peer == oldSelf.peer").message("spec.clusterRef and spec.peer are immutable: make another MirrorLink"))]
 #[x_kube(validation = Rule::new("!has(self.tokenSecretRef) || !has(self.grantRef)").message("set one of spec.tokenSecretRef and spec.grantRef, or none where the peer joins with our token"))]
+#[x_kube(validation = Rule::new("!has(self.direction) || self.direction == 'Both'").message("spec.direction: Both is all there is: records cross a link both ways; spec.topics of the other end's MirrorLink says what it takes and sends"))]
+#[x_kube(validation = Rule::new("!has(self.startOffset) || self.startOffset == 'Earliest'").message("spec.startOffset: Earliest is all there is: a link carries a topic from the first record that its region still has; spec.topics.exclude leaves a topic out"))]
+#[x_kube(validation = Rule::new("!has(self.consumerOffsets) || self.consumerOffsets == 'None'").message("spec.consumerOffsets: None is all there is: positions of consumer groups do not cross a link; in each region a group begins where its own settings say"))]
 pub struct MirrorLinkSpec {
     /// The BrokerCluster of this region.
     pub cluster_ref: Ref,
@@ -124,6 +127,18 @@ pub struct MirrorLinkSpec {
     /// Which records of lanes cross.
     #[serde(default)]
     pub lanes: Links,
+    /// Which way records cross: Both, and nothing else yet.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(max = 16))]
+    pub direction: Option<String>,
+    /// Where in a topic the link begins: Earliest, and nothing else yet.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(max = 32))]
+    pub start_offset: Option<String>,
+    /// What crosses of the positions of consumer groups: None, and nothing else yet.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(max = 16))]
+    pub consumer_offsets: Option<String>,
     /// Whether the deletion of a topic crosses.
     #[serde(default)]
     pub deletions: bool,

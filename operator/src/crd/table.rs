@@ -17,7 +17,9 @@ pub fn cases() -> Vec<Case> {
     cases.extend(storages());
     cases.extend(listeners());
     cases.extend(pools_and_topics());
-    cases.extend(links_and_lanes());
+    cases.extend(links());
+    cases.extend(lanes());
+    cases.extend(routers());
     cases
 }
 
@@ -329,23 +331,13 @@ fn pools_and_topics() -> Vec<Case> {
     ]
 }
 
-fn links_and_lanes() -> Vec<Case> {
+fn links() -> Vec<Case> {
     let joined = |more: Value| {
         let mut spec = json!({ "clusterRef": { "name": "east" }, "peer": "west" });
         if let (Some(spec), Some(more)) = (spec.as_object_mut(), more.as_object()) {
             spec.extend(more.clone());
         }
         spec
-    };
-    let lane = |class: &str, name: &str| {
-        object("Lane", json!({ "clusterRef": { "name": "east" }, "class": class, "name": name }))
-    };
-    let router = |more: Value| {
-        let mut spec = json!({ "clusterRef": { "name": "east" } });
-        if let (Some(spec), Some(more)) = (spec.as_object_mut(), more.as_object()) {
-            spec.extend(more.clone());
-        }
-        object("LaneRouter", spec)
     };
     vec![
         good("a grant", object("LinkGrant", joined(json!({})))),
@@ -367,6 +359,36 @@ fn links_and_lanes() -> Vec<Case> {
             object("MirrorLink", joined(json!({ "rpo": { "maxLagSeconds": 0 } }))),
             "maxLagSeconds",
         ),
+        good(
+            "what every link does",
+            object(
+                "MirrorLink",
+                joined(json!({ "direction": "Both", "startOffset": "Earliest", "consumerOffsets": "None" })),
+            ),
+        ),
+        bad(
+            "one way alone",
+            object("MirrorLink", joined(json!({ "direction": "Push" }))),
+            "spec.direction: Both is all there is",
+        ),
+        bad(
+            "from the end of a topic",
+            object("MirrorLink", joined(json!({ "startOffset": "Latest" }))),
+            "spec.startOffset: Earliest is all there is",
+        ),
+        bad(
+            "positions of groups",
+            object("MirrorLink", joined(json!({ "consumerOffsets": "Sync" }))),
+            "spec.consumerOffsets: None is all there is",
+        ),
+    ]
+}
+
+fn lanes() -> Vec<Case> {
+    let lane = |class: &str, name: &str| {
+        object("Lane", json!({ "clusterRef": { "name": "east" }, "class": class, "name": name }))
+    };
+    vec![
         good("a BOE lane", lane("BOE", "boe-cart")),
         good("a PPE lane", lane("PPE", "ppe-next")),
         bad("a PPE lane by another name", lane("PPE", "next"), "begins with ppe"),
@@ -379,7 +401,36 @@ fn links_and_lanes() -> Vec<Case> {
             with(lane("BOE", "a"), "/spec/principals", json!([""])),
             "principals",
         ),
+        good("every topic", with(lane("BOE", "a"), "/spec/topics", json!(["*"]))),
+        bad(
+            "some topics",
+            with(lane("BOE", "a"), "/spec/topics", json!(["orders"])),
+            "spec.topics: ['*'] is all there is",
+        ),
+        good("every group", with(lane("BOE", "a"), "/spec/groups", json!(["*"]))),
+        bad(
+            "some groups",
+            with(lane("BOE", "a"), "/spec/groups", json!(["shop"])),
+            "spec.groups: ['*'] is all there is",
+        ),
+        bad(
+            "a hold of its own",
+            with(lane("PPE", "ppe-next"), "/spec/hold", json!({ "maxAgeSeconds": 60 })),
+            "spec.hold: a lane keeps nothing by itself",
+        ),
         changed("another name", lane("BOE", "a"), "/spec/name", json!("b"), Some("immutable")),
+    ]
+}
+
+fn routers() -> Vec<Case> {
+    let router = |more: Value| {
+        let mut spec = json!({ "clusterRef": { "name": "east" } });
+        if let (Some(spec), Some(more)) = (spec.as_object_mut(), more.as_object()) {
+            spec.extend(more.clone());
+        }
+        object("LaneRouter", spec)
+    };
+    vec![
         good("a router", router(json!({}))),
         bad("a router open to the world", router(json!({ "type": "NodePort" })), "leaves the cluster"),
         good(
