@@ -10,11 +10,11 @@ const TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Status and body of a page.
 pub fn get(port: u16, path: &str) -> Result<(u16, String)> {
-    get_at(SocketAddr::from(([127, 0, 0, 1], port)), path)
+    page_at(SocketAddr::from(([127, 0, 0, 1], port)), path)
 }
 
 /// The same from a service that is not on loopback.
-pub fn get_at(address: SocketAddr, path: &str) -> Result<(u16, String)> {
+pub fn page_at(address: SocketAddr, path: &str) -> Result<(u16, String)> {
     let mut stream = TcpStream::connect_timeout(&address, TIMEOUT)?;
     stream.set_read_timeout(Some(TIMEOUT))?;
     stream.write_all(format!("GET {path} HTTP/1.1\r\nHost: test\r\n\r\n").as_bytes())?;

@@ -45,7 +45,7 @@ fn connections_that_carry_nothing_are_given_up_and_a_twin_that_waits_for_ever_is
         ensure!(twin.restarts == 0, "it was restarted before anything happened: {twin:?}");
         let begun = Instant::now();
         region.forget_connections(&twin.ip)?;
-        let said = wait_for("a red /livez", || match http::get_at(twin.http()?, "/livez")? {
+        let said = wait_for("a red /livez", || match http::page_at(twin.http()?, "/livez")? {
             (200, said) => bail!("it says {said:?}"),
             (_, said) => Ok(Some(said)),
         })?;

@@ -82,7 +82,7 @@ impl Drop for Operator {
 
 /// Watches that the operator with this address of metrics has not heard since then.
 pub fn silent_since(operator: SocketAddr, then: Instant) -> Result<Vec<String>> {
-    let (_, metrics) = http::get_at(operator, "/metrics")?;
+    let (_, metrics) = http::page_at(operator, "/metrics")?;
     let ages = metrics.lines().filter(|line| line.starts_with("sealane_operator_watch_age_seconds{"));
     let mut silent = Vec::new();
     let mut count = 0;
