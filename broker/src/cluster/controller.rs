@@ -159,6 +159,7 @@ impl Controller {
                 });
             }
         }
+        log_loads(&places);
         let is_group = |topic: &TopicId| groups.as_ref().is_some_and(|groups| groups.id == *topic);
         let (of_groups, of_topics): (Vec<_>, Vec<_>) =
             places.into_iter().partition(|place: &Place<(TopicId, usize)>| is_group(&place.partition.0));
@@ -176,6 +177,18 @@ impl Controller {
             (!same).then_some((topic, object, version))
         };
         wanted.into_iter().filter_map(differs).collect()
+    }
+}
+
+/// What the plan is made from, for whoever asks why a partition moves.
+fn log_loads(places: &[Place<(TopicId, usize)>]) {
+    if tracing::enabled!(tracing::Level::DEBUG) {
+        let mut held: BTreeMap<Option<i32>, (u32, u64)> = BTreeMap::new();
+        for place in places {
+            let (count, rate) = held.entry(place.moving_to.or(place.owner)).or_default();
+            (*count, *rate) = (*count + 1, rate.saturating_add(place.rate));
+        }
+        tracing::debug!(?held, "partitions and bytes a second of each broker");
     }
 }
 

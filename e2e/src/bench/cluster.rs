@@ -46,6 +46,23 @@ pub fn run(scale: Scale) -> Result<()> {
     write(scale, &samples)
 }
 
+/// The fourth broker alone, once on each store; what the brokers say goes to files that stay.
+pub fn fourth_alone(scale: Scale) -> Result<()> {
+    for name in ["s3", "hdfs"] {
+        let mut samples = Samples::default();
+        let mut cluster = Cluster::prepare(Store::named(name)?)?;
+        cluster.put_front_before_store(1)?;
+        cluster.spawn_all(3)?;
+        cluster.until_alive(0, 3)?;
+        fourth(scale, name, &mut cluster, &mut samples)?;
+        for metric in ["share_s", "held_MiB", "read_MiB", "written_MiB"] {
+            println!("{name} {metric} {:?}", samples.values(name, &fourth_cell(scale), metric));
+        }
+        std::fs::write(std::env::temp_dir().join(format!("fourth-{name}.log")), cluster.logs())?;
+    }
+    Ok(())
+}
+
 /// One partition, written to without a pause, goes round.
 fn moves(scale: Scale, name: &str, cluster: &Cluster, samples: &mut Samples) -> Result<()> {
     let topic = "moved";
@@ -63,6 +80,8 @@ fn moves(scale: Scale, name: &str, cluster: &Cluster, samples: &mut Samples) -> 
         samples.add(round + 1, name, "planned move of a busy partition", "move_pause_ms", pause);
     }
     writers.finish()?;
+    // As long as it counts as busy, a broker that has it gets fewer partitions.
+    cluster.cli(0, &["topic", "delete", topic])?;
     Ok(())
 }
 
@@ -110,7 +129,7 @@ fn at_rest(cluster: &Cluster, asked: u16, alive: usize) -> Result<()> {
 
 /// A fourth broker gets its share of 1,000 partitions that hold records.
 fn fourth(scale: Scale, name: &str, cluster: &mut Cluster, samples: &mut Samples) -> Result<()> {
-    let partitions = if scale.size == Size::Smoke { 40 } else { 1_000 };
+    let partitions = shared_partitions(scale);
     let topic = "shared";
     Conn::open(cluster.address(0))?.create_topic(topic, partitions, &[])?;
     let bytes = fill(cluster, topic, partitions)?;
@@ -131,7 +150,7 @@ fn fourth(scale: Scale, name: &str, cluster: &mut Cluster, samples: &mut Samples
     let took = begin.elapsed().as_secs_f64();
     std::thread::sleep(COUNTED_EVERY);
     let after = written(cluster)?;
-    let cell = format!("a fourth broker and {partitions} partitions");
+    let cell = fourth_cell(scale);
     let mut add = |metric, value| samples.add(1, name, &cell, metric, value);
     add("share_s", took);
     add("held_MiB", bytes as f64 / MEBIBYTE);
@@ -140,6 +159,14 @@ fn fourth(scale: Scale, name: &str, cluster: &mut Cluster, samples: &mut Samples
         add("read_MiB", (after - before) as f64 / MEBIBYTE);
     }
     Ok(())
+}
+
+fn shared_partitions(scale: Scale) -> i32 {
+    if scale.size == Size::Smoke { 40 } else { 1_000 }
+}
+
+fn fourth_cell(scale: Scale) -> String {
+    format!("a fourth broker and {} partitions", shared_partitions(scale))
 }
 
 /// As much into each partition as makes the brokers put most of it into objects; how much that is.

@@ -1,10 +1,11 @@
 //! `bench broker|report|mirror|lanes|profile|store|cluster [--quick] [--rounds N]`: measures, prints the tables and keeps them in
-//! `docs/benchmarks/`. Build it and `sealane` in release first, as `just bench` does.
+//! `docs/benchmarks/`; `fourth`, a part of `cluster`, prints alone. Build it and `sealane` in release first, as `just bench` does.
 
 use anyhow::{Context, Result, bail};
 use e2e::bench::{self, Scale, Size};
 
-const USAGE: &str = "usage: bench broker|report|mirror|lanes|profile|store|cluster [--quick] [--rounds N]";
+const USAGE: &str =
+    "usage: bench broker|report|mirror|lanes|profile|store|cluster|fourth [--quick] [--rounds N]";
 
 fn main() -> Result<()> {
     let mut arguments = std::env::args().skip(1);
@@ -28,6 +29,8 @@ fn main() -> Result<()> {
         "store" => bench::store::run(scale),
         #[cfg(feature = "cluster")]
         "cluster" => bench::cluster::run(scale),
+        #[cfg(feature = "cluster")]
+        "fourth" => bench::cluster::fourth_alone(scale),
         _ => bail!(USAGE),
     }
 }

@@ -523,7 +523,9 @@ impl Core {
 #[derive(Default)]
 struct Fold {
     tree: Tree<()>,
+    /// Of the blocks that some tail needs, and how many pieces of tails do: a log may be large.
     payloads: BTreeMap<u64, Bytes>,
+    pieces: HashMap<u64, u32>,
 }
 
 impl Fold {
@@ -537,9 +539,22 @@ impl Fold {
                 return Ok(());
             }
             effects.clear();
-            self.tree.apply(block.seq, frame, &mut effects)
+            let applied = self.tree.apply(block.seq, frame, &mut effects);
+            effects.held.iter().for_each(|seq| *self.pieces.entry(*seq).or_default() += 1);
+            let removed = effects.removed.iter().flat_map(|(_, file)| &file.pieces).map(|piece| piece.seq);
+            effects.freed.iter().copied().chain(removed).for_each(|seq| {
+                if let Some(left) = self.pieces.get_mut(&seq).filter(|left| **left > 1) {
+                    *left -= 1;
+                } else {
+                    self.pieces.remove(&seq);
+                    self.payloads.remove(&seq);
+                }
+            });
+            applied
         });
-        self.payloads.insert(block.seq, block.payload.clone());
+        if self.pieces.contains_key(&block.seq) {
+            self.payloads.insert(block.seq, block.payload.clone());
+        }
         read.map_err(|error| {
             StoreError::Corrupt(format!("block {} of life {}: {error}", block.seq, block.life))
         })
