@@ -88,7 +88,7 @@ test-kubernetes *args:
 
 # Outages of the API server at full length (root): what the operator, its watches and the data plane make of them.
 outage seconds="600":
-    SEALANE_OUTAGE_SECONDS={{seconds}} cargo test --workspace --features kubernetes --test kubernetes_operator --test kubernetes_faults away -- --test-threads 1
+    SEALANE_OUTAGE_SECONDS={{seconds}} cargo test --workspace --features cluster,operator,kubernetes --test kubernetes_operator --test kubernetes_faults away -- --test-threads 1
 
 # The S3 tests on SeaweedFS in place of gofakes3; its first build takes minutes.
 seaweed:

@@ -24,7 +24,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail, ensure};
 use serde_json::Value;
 
-pub use install::{alone, place};
+pub use install::{alone, former, place};
 pub use kubectl::{Kubectl, condition};
 pub use laned::{grouped, lane, lane_router};
 pub use load::Load;

@@ -4,13 +4,11 @@
 #![cfg(feature = "kubernetes")]
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::path::PathBuf;
 
 use anyhow::{Result, ensure};
 use e2e::kubernetes::{
     Kubectl, Load, Many, Region, Story, condition, fewest_ready, lives, wait_for, with_report,
 };
-use e2e::process::binary;
 use serde_json::Value;
 
 #[test]
@@ -152,7 +150,6 @@ fn a_bad_image_stops_at_one_pod_and_a_store_that_is_away_stops_all_removals() ->
         load.until_more(300)?;
         waits_for_leave(&many, &pods)?;
         load.until_more(300)?;
-        goes_back_and_forth(&many)?;
         println!("{} records, each there once", load.judge()?);
         Ok(())
     })
@@ -186,24 +183,4 @@ fn waits_for_leave(many: &Many, pods: &Story) -> Result<()> {
     kubectl.wait_condition("sealane", "brokercluster/east", "Progressing", "False")?;
     many.patch(r#"{"spec":{"update":{"policy":"Auto"}}}"#)?;
     many.ready()
-}
-
-/// To another build and back: `SEALANE_FORMER_BIN` is a program that was built before, else it is the same one by another name.
-fn goes_back_and_forth(many: &Many) -> Result<()> {
-    let former = std::env::var_os("SEALANE_FORMER_BIN").map(PathBuf::from);
-    println!("the former build is {former:?}");
-    many.region.give_image(&former.map_or_else(binary, Ok)?, "former")?;
-    for tag in ["former", "0.1.0"] {
-        many.patch(&format!(r#"{{"spec":{{"image":"localhost/sealane:{tag}"}}}}"#))?;
-        wait_for(&format!("all brokers to run {tag}"), || {
-            let pods = many.kubectl().list("sealane", "pods")?;
-            let images: Vec<&Value> = pods.iter().map(|pod| &pod["spec"]["containers"][0]["image"]).collect();
-            let wanted = format!("localhost/sealane:{tag}");
-            ensure!(images.iter().all(|image| **image == *wanted), "they run {images:?}");
-            Ok(Some(()))
-        })?;
-        many.ready()?;
-        many.named_as_they_say(2)?;
-    }
-    Ok(())
 }

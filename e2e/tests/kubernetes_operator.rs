@@ -195,6 +195,32 @@ fn lint_and_the_api_server_agree_on_the_table() -> Result<()> {
     })
 }
 
+/// Case: redpanda-data/redpanda-operator#1493 (what comes after the operator is seen only when that is restarted).
+#[test]
+fn kinds_and_namespaces_that_come_later_are_looked_after_without_a_restart() -> Result<()> {
+    let region = Region::control_plane()?;
+    with_report(&region, || {
+        let kubectl = region.kubectl();
+        kubectl.run(&["apply", "-k", &manifests().join("install/operator").display().to_string()])?;
+        kubectl.apply(&place("sea"))?;
+        let operator = Operator::start(&region, "sea,lake")?;
+        wait_for("the operator to miss the kinds", || {
+            let (_, metrics) = http::get(operator.port(), "/metrics")?;
+            Ok(metrics.contains("sealane_operator_watch_age_seconds{watch=\"sea/").then_some(()))
+        })?;
+        sleep(Duration::from_secs(2));
+        kubectl.install()?;
+        for namespace in ["sea", "lake"] {
+            kubectl.apply(&place(namespace))?;
+            kubectl.apply(&alone(namespace, "east", ""))?;
+            kubectl.wait_reason(namespace, "brokercluster/east", "Unschedulable")?;
+        }
+        let (status, said) = http::get(operator.port(), "/livez")?;
+        ensure!(status == 200, "/livez says {status}: {said}");
+        operator.judge_log()
+    })
+}
+
 /// Whether `sealane lint` takes it.
 fn lint(object: &Value) -> Result<bool> {
     let file = tempfile::NamedTempFile::new()?;

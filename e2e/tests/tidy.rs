@@ -4,7 +4,7 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use anyhow::{Result, ensure};
+use anyhow::{Context, Result, ensure};
 
 const FILE_LINES_MAX: usize = 1_000;
 const FUNCTION_LINES_MAX: usize = 70;
@@ -218,4 +218,18 @@ fn the_repo_knows_no_machine_but_the_readers_own() -> Result<()> {
         }
     }
     judge(&complaints)
+}
+
+#[test]
+fn every_test_that_the_document_of_cases_names_exists() -> Result<()> {
+    let cases = sources(&["md"])?.into_iter().find(|source| source.path == "docs/CASES.md");
+    let cases = cases.context("docs/CASES.md")?.text;
+    let rows = cases.lines().filter(|line| line.starts_with('|'));
+    let words = rows.flat_map(|row| row.split('`').skip(1).step_by(2));
+    let named: Vec<&str> = words.filter(|word| word.split('_').count() > 3).collect();
+    ensure!(named.len() > 30, "these cannot be all: {named:?}");
+    let code = sources(&["rs"])?;
+    let is_there = |name: &str| code.iter().any(|source| source.text.contains(&format!("fn {name}(")));
+    let complaints = named.into_iter().filter(|name| !is_there(name)).map(|name| format!("no test {name}"));
+    judge(&complaints.collect::<Vec<_>>())
 }

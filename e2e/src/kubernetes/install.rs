@@ -1,9 +1,12 @@
 //! What tests begin with: on the control plane alone the operator's rights and a namespace that lets it in, on a node the
 //! operator itself; and clusters of one broker.
 
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
 use anyhow::{Result, ensure};
 
-use super::{Kubectl, Region, condition, manifests, wait_for, with_report};
+use super::{Kubectl, Region, condition, manifests, script, scripts, wait_for, with_report};
 use crate::process::binary;
 
 const KINDS: &str = "brokerclusters,brokerpools,topics.sealane.io,linkgrants,mirrorlinks,lanes,lanerouters";
@@ -28,10 +31,24 @@ impl Region {
 
     /// Gives every node the image and installs what a person installs.
     pub fn run_operator(&self) -> Result<()> {
-        self.give_image(&binary()?, "0.1.0")?;
+        self.run_operator_of(&binary()?)
+    }
+
+    /// The same, of another build.
+    pub fn run_operator_of(&self, program: &Path) -> Result<()> {
+        self.give_image(program, "0.1.0")?;
         self.kubectl.run(&["apply", "-k", &manifests().join("install").display().to_string()])?;
         self.kubectl.served()
     }
+}
+
+/// The program as it was at the last tag, or `SEALANE_FORMER_BIN`; its first build takes minutes.
+pub fn former() -> Result<PathBuf> {
+    if let Some(given) = std::env::var_os("SEALANE_FORMER_BIN") {
+        return Ok(PathBuf::from(given));
+    }
+    let printed = script(Command::new("bash").arg(scripts().join("former.sh")))?;
+    Ok(PathBuf::from(printed.trim()))
 }
 
 /// A namespace with the RoleBinding that lets the operator in, in YAML.

@@ -2,11 +2,13 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
+use std::path::Path;
 
 use anyhow::{Context, Result, ensure};
 use serde_json::Value;
 
 use super::{Kubectl, Region, Stores, condition, manifests, wait_for, with_report};
+use crate::process::binary;
 
 /// BrokerCluster and BrokerPool `east` with three brokers and Topic `orders` with six partitions, in namespace `sealane`.
 pub struct Many {
@@ -21,9 +23,14 @@ impl Many {
     }
 
     pub fn rise_on(region: Region, stores: Stores) -> Result<Many> {
+        Many::rise_of(region, stores, &binary()?)
+    }
+
+    /// Operator and brokers are of this build.
+    pub fn rise_of(region: Region, stores: Stores, program: &Path) -> Result<Many> {
         let many = Many { region, stores };
         with_report(&many.region, || {
-            many.region.run_operator()?;
+            many.region.run_operator_of(program)?;
             let kubectl = many.kubectl();
             kubectl.apply(&many.objects()?)?;
             many.ready()?;
