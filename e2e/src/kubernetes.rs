@@ -5,6 +5,7 @@
 //! cannot run it fails the test with the sentence of the script: nothing is skipped. Waits have generous deadlines.
 
 mod control;
+mod document;
 mod install;
 mod kubectl;
 mod laned;
@@ -24,6 +25,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail, ensure};
 use serde_json::Value;
 
+pub use document::{DOCUMENT, blocks, follow};
 pub use install::{alone, former, place};
 pub use kubectl::{Kubectl, condition};
 pub use laned::{grouped, lane, lane_router};

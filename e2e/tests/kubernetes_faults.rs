@@ -116,6 +116,7 @@ fn the_data_plane_does_not_notice_that_operator_and_api_server_are_away() -> Res
             produce(&format!("second {more} without it"))?;
             sleep(Duration::from_secs(1));
         }
+        println!("{more} records while the API server was away, for {} s", begun.elapsed().as_secs());
         region.revive("kube-apiserver")?;
         kubectl.run(&["scale", "-n", "sealane-system", "deployment/sealane-operator", "--replicas=0"])?;
         wait_for("the operator to be away", || {

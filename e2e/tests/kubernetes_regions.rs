@@ -4,42 +4,13 @@
 #![cfg(feature = "kubernetes")]
 
 use std::collections::BTreeSet;
-use std::path::Path;
-use std::process::Command;
 
 use anyhow::{Context, Result, bail, ensure};
-use e2e::kubernetes::{Kubectl, Region, binaries, condition, manifests, wait_for, with_report};
+use e2e::kubernetes::{
+    DOCUMENT, Kubectl, Region, blocks, condition, follow, manifests, wait_for, with_report,
+};
 use e2e::process::binary;
 use e2e::tools;
-
-const DOCUMENT: &str = include_str!("../../docs/KUBERNETES.md");
-
-/// The fenced blocks of the document whose info string is `info`, joined.
-fn blocks(info: &str) -> String {
-    let (mut text, mut inside) = (String::new(), false);
-    for line in DOCUMENT.lines() {
-        match line.strip_prefix("```") {
-            Some(_) if inside => inside = false,
-            Some(found) => inside = found == info,
-            None if inside => text += &format!("{line}\n"),
-            None => {}
-        }
-    }
-    text
-}
-
-/// Runs a script at the root of the checkout, with the kubectl of the test cluster first in its path.
-fn bash(script: &str, environment: &[(&str, &Path)]) -> Result<String> {
-    ensure!(!script.is_empty(), "the document has no such block");
-    let path = format!("{}:{}", binaries()?.display(), std::env::var("PATH")?);
-    let mut command = Command::new("timeout");
-    command.args(["900", "bash", "-euxo", "pipefail", "-c", script]).current_dir(manifests().join(".."));
-    let output = command.env("PATH", path).envs(environment.iter().copied()).output()?;
-    let printed = String::from_utf8_lossy(&output.stdout).into_owned();
-    let errors = String::from_utf8_lossy(&output.stderr);
-    ensure!(output.status.success(), "ended with {}:\n{printed}\n{errors}", output.status);
-    Ok(printed)
-}
 
 fn expect(printed: &str, lines: &[&str]) -> Result<()> {
     for line in lines {
@@ -57,7 +28,7 @@ fn the_first_ten_minutes_do_what_the_document_says() -> Result<()> {
         let kubectl = region.kubectl();
         let whole = blocks("sh first");
         let (begin, end) = whole.split_once("kubectl delete").context("the document takes it all away")?;
-        let printed = bash(begin, &[("KUBECONFIG", region.kubeconfig())])?;
+        let printed = follow(begin, &[("KUBECONFIG", region.kubeconfig())])?;
         expect(&printed, &["from inside", "from outside", "from east", "the lane got: lane order"])?;
         let links = kubectl.run(&["get", "mlink", "-A"])?;
         for column in ["PEER", "DIRECTION", "STATE", "LAG", "READY"] {
@@ -68,7 +39,7 @@ fn the_first_ten_minutes_do_what_the_document_says() -> Result<()> {
 
         restarts_nothing_and_rotates(&region)?;
 
-        bash(&format!("kubectl delete{end}"), &[("KUBECONFIG", region.kubeconfig())])?;
+        follow(&format!("kubectl delete{end}"), &[("KUBECONFIG", region.kubeconfig())])?;
         for namespace in ["sealane", "east", "west"] {
             kubectl.wait_gone("", &format!("namespace/{namespace}"))?;
         }
@@ -85,7 +56,7 @@ fn restarts_nothing_and_rotates(region: &Region) -> Result<()> {
         Ok::<_, anyhow::Error>(kubectl.object("sealane", "pod/east-0")?["metadata"]["uid"].clone())
     };
     let (pod, before) = (uid(kubectl)?, kubectl.secret("sealane", "east-broker-tls", "tls.crt")?);
-    bash(&blocks("sh rotate"), &[("KUBECONFIG", region.kubeconfig())])?;
+    follow(&blocks("sh rotate"), &[("KUBECONFIG", region.kubeconfig())])?;
     wait_for("other certificates", || {
         Ok((kubectl.secret("sealane", "east-broker-tls", "tls.crt")? != before).then_some(()))
     })?;
@@ -94,7 +65,7 @@ fn restarts_nothing_and_rotates(region: &Region) -> Result<()> {
 
     region.give_image(&binary()?, "next")?;
     a_new_operator_restarts_no_broker(kubectl, &pod)?;
-    bash(&blocks("sh upgrade"), &[("KUBECONFIG", region.kubeconfig())])?;
+    follow(&blocks("sh upgrade"), &[("KUBECONFIG", region.kubeconfig())])?;
     let image = kubectl.object("sealane", "pod/east-0")?["spec"]["containers"][0]["image"].clone();
     ensure!(image == "localhost/sealane:next", "the broker runs {image}");
     Ok(())
@@ -125,7 +96,7 @@ fn two_clusters_are_joined_by_a_token_and_survive_a_cut_wire() -> Result<()> {
                 region.give_image(&binary()?, "0.1.0")?;
             }
             let environment = [("EAST", east.kubeconfig()), ("WEST", west.kubeconfig())];
-            bash(&blocks("sh link"), &environment)?;
+            follow(&blocks("sh link"), &environment)?;
             knows_nothing_of_the_other(&east, &west)?;
             let (from, to) = (format!("{}:30192", east.address()), format!("{}:30292", west.address()));
             cross(&from, &to, "before the cut")?;
@@ -244,7 +215,7 @@ fn knows_nothing_of_the_other(east: &Region, west: &Region) -> Result<()> {
 }
 
 fn base64(text: &str) -> Result<String> {
-    Ok(bash(&format!("printf %s '{text}' | base64 -w0"), &[])?.trim_end_matches('=').to_owned())
+    Ok(follow(&format!("printf %s '{text}' | base64 -w0"), &[])?.trim_end_matches('=').to_owned())
 }
 
 /// The token that west has used, shown by another region; and one with another fingerprint.
@@ -266,7 +237,7 @@ fn a_used_token_is_refused(east: &Region, west: &Region) -> Result<()> {
     kubectl.apply(&secret("east-token", &data))?;
     reason(kubectl, "TokenUsed")?;
     let mut other: serde_json::Value = serde_json::from_str(&data)?;
-    other["fingerprint"] = bash("printf sha256:%064d 1 | base64 -w0", &[])?.into();
+    other["fingerprint"] = follow("printf sha256:%064d 1 | base64 -w0", &[])?.into();
     kubectl.apply(&secret("east-token", &other.to_string()))?;
     reason(kubectl, "WrongFingerprint")?;
     // What went on in the shadow of this has hurt nobody.
@@ -292,11 +263,11 @@ fn cross(from: &str, to: &str, line: &str) -> Result<()> {
 }
 
 fn produce(server: &str, line: &str) -> Result<()> {
-    bash(&format!("echo '{line}' | kcat -P -b {server} -t orders"), &[]).map(drop)
+    follow(&format!("echo '{line}' | kcat -P -b {server} -t orders"), &[]).map(drop)
 }
 
 fn consume(server: &str) -> Result<String> {
-    bash(&format!("kcat -C -b {server} -t orders -o beginning -e -q"), &[])
+    follow(&format!("kcat -C -b {server} -t orders -o beginning -e -q"), &[])
 }
 
 #[test]
