@@ -12,7 +12,7 @@ use std::sync::Arc;
 
 use lane_core::Extractors;
 
-use crate::partition::{CHECKPOINT_BYTES, Settings};
+use crate::partition::{Checkpoints, Settings};
 
 pub use broker_keys::{BrokerKey, BrokerValues, broker_keys};
 pub use topic_keys::TOPIC_KEYS;
@@ -159,13 +159,19 @@ impl TopicKey {
 
 /// The settings that hold where a topic sets nothing: Kafka's, or the broker's own.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct TopicDefaults(Overrides);
+pub struct TopicDefaults(Overrides, Option<Checkpoints>);
 
 impl TopicDefaults {
     /// `values` are topic keys set for the whole broker.
     pub fn new(values: Overrides) -> Result<TopicDefaults, ConfigError> {
         check_all(&values)?;
-        Ok(TopicDefaults(values))
+        Ok(TopicDefaults(values, None))
+    }
+
+    /// Tests have little to write.
+    #[cfg(test)]
+    pub fn with_checkpoints(self, checkpoints: Checkpoints) -> TopicDefaults {
+        TopicDefaults(self.0, Some(checkpoints))
     }
 
     /// The value that holds for a topic, and where it comes from.
@@ -217,7 +223,6 @@ impl TopicDefaults {
             segment_bytes: segment_bytes as u32,
             segment_ms: number("segment.ms"),
             index_interval_bytes: number("index.interval.bytes") as u32,
-            checkpoint_bytes: CHECKPOINT_BYTES,
             max_message_bytes: number("max.message.bytes") as usize,
             retention_bytes: limit("retention.bytes").map(|bytes| bytes as u64),
             retention_ms: limit("retention.ms"),
@@ -229,6 +234,7 @@ impl TopicDefaults {
                 Extractors::parse_list(text(LANE_EXTRACTORS)).unwrap_or_else(|_| Extractors::standard()),
             ),
             lane_reference: text(LANE_REFERENCE).eq_ignore_ascii_case("true"),
+            checkpoints: self.1,
         }
     }
 }

@@ -10,6 +10,8 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail, ensure};
 use e2e::clients::{PATIENCE, Record};
 use e2e::cluster::{Cluster, Directory, Store};
+use e2e::soak::GIVEN_UP;
+use e2e::stores::front::FrontFaults;
 use e2e::wire::{BatchHead, Conn, FetchPlan, Put, Take, batch, numbered};
 
 const BROKERS: u16 = 2;
@@ -25,6 +27,82 @@ fn what_others_met_in_their_logs_does_not_happen_on_s3() -> Result<()> {
 #[test]
 fn what_others_met_in_their_logs_does_not_happen_on_hdfs() -> Result<()> {
     all_cases(Store::hdfs()?)
+}
+
+/// Case: redpanda-data/redpanda#8959, amazon-mq/rabbitmq-stream-s3#206 (data that reached the store without what refers to
+/// it, or the other way round). Objects fail while the log is written, and the owner dies; answers get lost.
+#[test]
+fn objects_that_are_not_taken_lose_nothing_and_are_written_when_they_are() -> Result<()> {
+    let mut cluster = Cluster::prepare(Store::s3()?)?;
+    cluster.put_front_before_store(17)?;
+    cluster.spawn_all(BROKERS)?;
+    cluster.until_alive(0, BROKERS as usize)?;
+    let topic = "segments";
+    let small = [("segment.bytes", "2000000")];
+    Conn::open(cluster.address(0))?.create_topic(topic, 1, &small)?;
+    let producer = Conn::open(cluster.address(0))?.init_producer_id()?;
+    let front = |cluster: &Cluster, faults: FrontFaults| {
+        let front = cluster.front.as_ref().expect("it was put there");
+        front.set_faults(faults);
+        (front.harmed(), front.counts().record_puts)
+    };
+    let calm = FrontFaults::default();
+    let (harmed, _) = front(&cluster, FrontFaults { objects_broken: 1_000, ..calm });
+    let mut written = write_large(&cluster, topic, producer, 0)?;
+    until("objects that are refused", || {
+        match front(&cluster, FrontFaults { objects_broken: 1_000, ..calm }) {
+            (now, _) if now > harmed => Ok(println!("{} objects were refused", now - harmed)),
+            _ => bail!("none is refused"),
+        }
+    })?;
+    also_after_kills(&mut cluster, topic, |_, conn| all_there(conn, topic, written))?;
+    let (_, puts) = front(&cluster, calm);
+    until("objects that are taken", || match front(&cluster, calm) {
+        (_, now) if now > puts => Ok(println!("{} objects were taken afterwards", now - puts)),
+        _ => bail!("none is written"),
+    })?;
+    let (harmed, _) = front(&cluster, FrontFaults { lost: 200, ..calm });
+    written = write_large(&cluster, topic, producer, written)?;
+    also_after_kills(&mut cluster, topic, |_, conn| all_there(conn, topic, written))?;
+    let (now, _) = front(&cluster, calm);
+    println!("{} answers were lost", now - harmed);
+    ensure!(now > harmed, "nothing was at stake");
+    also_after_kills(&mut cluster, topic, |_, conn| all_there(conn, topic, written))?;
+    cluster.judge_logs_but(GIVEN_UP)
+}
+
+/// Ten segments of large records, from this number on; the number after the last.
+fn write_large(
+    cluster: &Cluster,
+    topic: &str,
+    (producer_id, producer_epoch): (i64, i16),
+    from: usize,
+) -> Result<usize> {
+    const RECORDS: usize = 40;
+    for n in from..from + RECORDS {
+        let value = format!("{n} {}", "x".repeat(500_000)).into_bytes();
+        // With a producer's number: what is sent again for want of an answer is stored once.
+        let record = Record { value: Some(value), ..Record::default() };
+        let sequence = n as i32;
+        let head = BatchHead { producer_id, producer_epoch, sequence, ..BatchHead::default() };
+        let bytes = batch(&[record], head);
+        until("a large record", || {
+            let (_, mut conn) = owner(cluster, topic)?;
+            let answer = conn.produce(topic, 0, &bytes)?;
+            ensure!(answer == (0, n as i64), "record {n}: {answer:?}");
+            Ok(())
+        })?;
+    }
+    Ok(from + RECORDS)
+}
+
+/// Every record up to `count` is at its offset, once.
+fn all_there(conn: &mut Conn, topic: &str, count: usize) -> Result<()> {
+    ensure!(conn.end_offset(topic, 0)? == count as i64, "the log ends elsewhere");
+    for n in 0..count as i64 {
+        judge_fetch(conn, topic, n, (0, Some(n)))?;
+    }
+    Ok(())
 }
 
 fn all_cases(store: Store) -> Result<()> {

@@ -24,7 +24,7 @@ use crate::broker::{Broker, Parts};
 use crate::clock;
 use crate::config::{ClusterConfig, Config};
 use crate::configs::{Overrides, TopicDefaults};
-use crate::partition::{Append, AppendError, Flusher, Partition, ReadUpTo};
+use crate::partition::{Append, AppendError, Checkpoints, Flusher, Partition, ReadUpTo};
 use crate::topics::{NewTopic, TopicRegistry};
 
 const BROKERS: u64 = 3;
@@ -207,7 +207,9 @@ impl World {
         let mut joining =
             Joining::prepare(&config, stores, &Default::default()).await.expect("nothing fails yet");
         joining.options = small();
-        let defaults = TopicDefaults::new(Overrides::default()).expect("there are none");
+        let often = Checkpoints { after: 600, at_close: 200, bytes_per_byte: 1 };
+        let defaults =
+            TopicDefaults::new(Overrides::default()).expect("there are none").with_checkpoints(often);
         let topics =
             TopicRegistry::load(Arc::new(meta.clone()), defaults, 1).await.expect("nothing fails yet");
         let store: Arc<dyn SegmentStore> = Arc::new(segment::Memory::new());

@@ -13,7 +13,7 @@
 use kafka::Offset;
 use lane_core::LaneSummary;
 
-use super::checkpoint::take;
+use super::take;
 
 /// A batch that a reader may have to treat differently from plain bytes.
 #[derive(Clone, Debug, PartialEq, Eq)]

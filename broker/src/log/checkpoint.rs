@@ -2,7 +2,8 @@
 //!
 //! The fold at a position and the segment's indexes up to there. Everything below was durable (or stands
 //! before the checkpoint in the same log) when it was written, so an opening reads only what follows. It
-//! is an index, not a part of the log: a damaged one is ignored, one of a sealed segment is garbage.
+//! is an index, not a part of the log: one that is damaged or of other bytes is ignored, one of a sealed
+//! segment is garbage.
 //!
 //! ```text
 //! "SLCP" | version i16 | position u64 | fold: length u32, snapshot | index | batches: length u32, batch index
@@ -19,13 +20,14 @@ use kafka::TimestampMs;
 use super::batch_index::BatchIndex;
 use super::index::LiveIndex;
 use super::segment::SegmentContent;
+use super::take;
 
 const MAGIC: &[u8; 4] = b"SLCP";
 const VERSION: i16 = 1;
 
-/// Index entries in one checkpoint. Beyond that every second one is left out, and so on: a look-up walks
+/// Index entries of a kind in one checkpoint. Where there are more, some are left out, evenly: a look-up walks
 /// further then, but a checkpoint of a large segment stays small.
-const ENTRIES_MAX: usize = 2048;
+const ENTRIES_MAX: u32 = 1024;
 
 /// The fold at a batch boundary of a segment, and what is in the segment up to there.
 pub struct Checkpoint {
@@ -86,13 +88,6 @@ fn part<'a>(rest: &mut &'a [u8]) -> Option<&'a [u8]> {
     let (head, tail) = rest.split_at_checked(length as usize)?;
     *rest = tail;
     Some(head)
-}
-
-/// The first bytes of `rest`, which goes on behind them.
-pub(super) fn take<const N: usize>(rest: &mut &[u8]) -> Option<[u8; N]> {
-    let (head, tail) = rest.split_first_chunk::<N>()?;
-    *rest = tail;
-    Some(*head)
 }
 
 #[cfg(test)]

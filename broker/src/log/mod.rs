@@ -13,6 +13,13 @@ pub mod recovery;
 pub mod scan;
 pub mod segment;
 
+/// The first bytes of `rest`, which goes on behind them.
+fn take<const N: usize>(rest: &mut &[u8]) -> Option<[u8; N]> {
+    let (head, tail) = rest.split_first_chunk::<N>()?;
+    *rest = tail;
+    Some(*head)
+}
+
 pub use batch_index::{BatchEntry, BatchIndex, BatchKind};
 pub use open_files::OpenFiles;
 pub use segment::{ActiveSegment, SealedSegment, SegmentContent, SegmentFiles};

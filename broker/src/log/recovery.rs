@@ -1,7 +1,7 @@
 //! Opening a partition's directory: which bytes are the log, and what they say.
 //!
-//! Starts from the last snapshot (`.state`), replays the batches after it with every CRC checked, and
-//! cuts what a crash left half-written: a torn batch, a mirror unit that is not whole. Only what was
+//! Starts from the last snapshot (`.state`) or a checkpoint above it, replays the batches that follow with
+//! every CRC checked, and cuts what a crash left half-written: a torn batch, a mirror unit that is not whole. Only what was
 //! never acknowledged can be cut here: a snapshot is written after everything below it is durable.
 //! Indexes are rebuilt where they are missing. A damaged snapshot under live data is not guessed at.
 
@@ -95,7 +95,7 @@ pub fn open(
         let mut content = SegmentContent::default();
         let mut checkpointed = Checkpointed::default();
         if base == start
-            && let Some(found) = find_checkpoint(store, &files, (next, reader.len()), &listed, options)?
+            && let Some(found) = find_checkpoint(store, &files, (next, &*reader), &listed, options)?
         {
             checkpointed = Checkpointed { position: found.content.size, bytes: found.bytes };
             // The log start is moved in the snapshot.
@@ -253,15 +253,25 @@ fn has_batch(
 fn find_checkpoint(
     store: &dyn SegmentStore,
     files: &SegmentFiles,
-    (next, len): (Option<Offset>, u64),
+    (next, reader): (Option<Offset>, &dyn Reader),
     listed: &Listed,
     options: &RecoverOptions,
 ) -> Result<Option<Checkpoint>, RecoverError> {
+    let len = reader.len();
     if options.ignore_state || !listed.checkpoint || files.is_rewritten() {
         return Ok(None);
     }
     let path = files.checkpoint();
-    let Some(found) = checkpoint::read(store, &path)? else { return Ok(None) };
+    let found = match checkpoint::read(store, &path) {
+        Ok(found) => found,
+        // It is there when the store answers again.
+        Err(error) if store.is_remote() && error.is_retryable() => return Err(error.into()),
+        Err(error) => {
+            tracing::warn!(file = %path, %error, "a checkpoint cannot be read; its segment is read whole");
+            None
+        }
+    };
+    let Some(found) = found else { return Ok(None) };
     if next.is_some_and(|next| found.fold.end > next) {
         return Ok(None);
     }
@@ -273,7 +283,25 @@ fn find_checkpoint(
             found.fold.end
         )));
     }
+    // Where nothing else ties the two files together.
+    if !store.is_remote() && !ends_there(reader, &found) {
+        tracing::warn!(file = %path, "a checkpoint of other bytes is ignored; its segment is read whole");
+        return Ok(None);
+    }
     Ok(Some(found))
+}
+
+/// Whether a batch ends where the checkpoint says that its last one does.
+fn ends_there(reader: &dyn Reader, found: &Checkpoint) -> bool {
+    let size = found.content.size;
+    let from = found.content.index.floor_position(size.saturating_sub(1) as u32);
+    let mut cursor = Cursor::new(reader, u64::from(from), size);
+    let mut next = None;
+    while let Ok(Some(header)) = cursor.peek() {
+        cursor.skip(&header);
+        next = Some(header.next_offset());
+    }
+    cursor.position() == size && next == Some(found.fold.end)
 }
 
 fn open_or_create(

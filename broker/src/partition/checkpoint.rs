@@ -1,8 +1,8 @@
 //! When a checkpoint of the active segment is written, so that an opening has little to read.
 //!
 //! On a remote store it goes into the same log as the appends, behind them: whoever finds it finds them.
-//! Elsewhere it is written when the sync that covers it has returned. A failure costs time at the next
-//! opening and nothing else.
+//! Elsewhere it is written when the sync that covers it has returned. Never under the partition's lock. A
+//! failure costs time at the next opening and nothing else.
 
 use broker_store::StorePath;
 use bytes::Bytes;
@@ -11,18 +11,29 @@ use super::{Condition, Partition, State};
 use crate::log::checkpoint;
 use crate::log::segment::Checkpointed;
 
-/// Bytes of the active segment after which a checkpoint is written.
-pub const CHECKPOINT_BYTES: u64 = 64 << 20;
+/// How much is appended between two checkpoints.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Checkpoints {
+    pub after: u64,
+    /// Before a close, when the next opening is near.
+    pub at_close: u64,
+    /// At least so many bytes for each byte of the last checkpoint.
+    pub bytes_per_byte: u64,
+}
 
-/// On a remote store an opening is a failover: somebody waits for it. Tests have little to write.
-const REMOTE_BYTES: u64 = if cfg!(test) { 600 } else { 1 << 20 };
+impl Checkpoints {
+    const ON_DISK: Checkpoints = Checkpoints { after: 64 << 20, at_close: 1 << 20, bytes_per_byte: 64 };
+    /// An opening is a failover: somebody waits for it.
+    const ON_REMOTE: Checkpoints = Checkpoints { after: 1 << 20, at_close: 4 << 10, bytes_per_byte: 64 };
 
-/// So many bytes are appended for each byte of a checkpoint.
-const BYTES_PER_BYTE: u64 = if cfg!(test) { 1 } else { 64 };
+    fn times(&self, last: &Checkpointed) -> u64 {
+        last.bytes.saturating_mul(self.bytes_per_byte)
+    }
+}
 
-/// The same at a close, when the next opening is near.
-const CLOSE_BYTES: u64 = 1 << 20;
-const CLOSE_BYTES_REMOTE: u64 = if cfg!(test) { 200 } else { 4 << 10 };
+/// A larger one is not written. The segment has very many special batches or producers, and an opening reads
+/// it from its last smaller checkpoint on.
+const CHECKPOINT_BYTES_MAX: usize = 512 << 10;
 
 /// A checkpoint that is to be written.
 pub(super) struct Due {
@@ -31,33 +42,30 @@ pub(super) struct Due {
 }
 
 impl Partition {
-    /// The checkpoint of what is appended by now, if it is time for one.
-    pub(super) fn due_checkpoint(&self, state: &mut State) -> Option<Due> {
-        let after = self.settings().checkpoint_bytes;
-        let after = if self.store.is_remote() { after.min(REMOTE_BYTES) } else { after };
-        self.checkpoint_after(state, after.max(state.active.checkpointed.bytes * BYTES_PER_BYTE))
+    fn checkpoints(&self) -> Checkpoints {
+        let by_store = if self.store.is_remote() { Checkpoints::ON_REMOTE } else { Checkpoints::ON_DISK };
+        self.settings().checkpoints.unwrap_or(by_store)
     }
 
-    fn checkpoint_after(&self, state: &mut State, bytes: u64) -> Option<Due> {
+    /// The checkpoint of what is appended by now, if it is time for one.
+    pub(super) fn due_checkpoint(&self, state: &mut State) -> Option<Due> {
+        let limits = self.checkpoints();
+        self.checkpoint_after(state, limits.after.max(limits.times(&state.active.checkpointed)))
+    }
+
+    fn checkpoint_after(&self, state: &mut State, appended: u64) -> Option<Due> {
         let State { fold, active, snapshot, .. } = &mut *state;
         let size = active.content.size;
         // Recovery begins at the newest snapshot, and the checkpoint of another segment is of no use.
         let is_wanted = *snapshot == active.base && !active.files.is_rewritten();
-        if !is_wanted || size - active.checkpointed.position < bytes.max(1) || crate::switches::state_off() {
+        let new = size - active.checkpointed.position;
+        if !is_wanted || new < appended.max(1) || crate::switches::state_off() {
             return None;
         }
         let bytes = checkpoint::encode(fold, &active.content);
+        // Also where it is too large: it is not made again before it has become much larger.
         active.checkpointed = Checkpointed { position: size, bytes: bytes.len() as u64 };
-        Some(Due { path: active.files.checkpoint(), bytes })
-    }
-
-    /// On a remote store: behind the appends. The caller holds the lock, so it is before those to come.
-    pub(super) fn checkpoint_in_order(&self, state: &mut State) {
-        if self.store.is_remote()
-            && let Some(due) = self.due_checkpoint(state)
-        {
-            self.write_checkpoint(&due);
-        }
+        (bytes.len() <= CHECKPOINT_BYTES_MAX).then(|| Due { path: active.files.checkpoint(), bytes })
     }
 
     pub(super) fn write_checkpoint(&self, due: &Due) {
@@ -69,14 +77,15 @@ impl Partition {
     /// The last one, when everything is flushed.
     pub(super) fn checkpoint_at_close(&self) {
         let _one_at_a_time = self.flushing.lock();
-        let mut state = self.state.lock();
-        let is_flushed = state.synced.offset == state.fold.end && state.rolls.is_empty();
-        if state.condition != Condition::Serving || !is_flushed {
-            return;
-        }
-        let after = if self.store.is_remote() { CLOSE_BYTES_REMOTE } else { CLOSE_BYTES };
-        let due = self.checkpoint_after(&mut state, after);
-        drop(state);
+        let due = {
+            let mut state = self.state.lock();
+            let is_flushed = state.synced.offset == state.fold.end && state.rolls.is_empty();
+            if state.condition != Condition::Serving || !is_flushed {
+                return;
+            }
+            let after = self.checkpoints().at_close.max(state.active.checkpointed.bytes);
+            self.checkpoint_after(&mut state, after)
+        };
         due.iter().for_each(|due| self.write_checkpoint(due));
     }
 }

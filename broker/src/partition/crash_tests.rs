@@ -370,7 +370,7 @@ fn try_open(
     let settings = Settings {
         segment_bytes: 1_500,
         index_interval_bytes: 200,
-        checkpoint_bytes: 400,
+        checkpoints: Some(Checkpoints { after: 400, at_close: 100, bytes_per_byte: 1 }),
         retention_bytes: Some(4_000),
         ..Settings::default()
     };

@@ -218,9 +218,12 @@ impl Partition {
             return None;
         }
         let (writer, target) = (state.active.writer.clone(), state.end_position());
-        self.checkpoint_in_order(&mut state);
         let point = writer.sync_begin()?;
         state.queued = Queued::No;
+        let checkpoint = self.due_checkpoint(&mut state);
+        drop(state);
+        // Behind the appends that it covers, in the log that they share.
+        checkpoint.iter().for_each(|due| self.write_checkpoint(due));
         Some(BegunFlush { writer, point, target })
     }
 
@@ -255,7 +258,6 @@ impl Partition {
                 return;
             }
             let rolls: Vec<Roll> = state.rolls.iter().cloned().collect();
-            self.checkpoint_in_order(&mut state);
             let checkpoint = self.due_checkpoint(&mut state);
             (rolls, state.active.writer.clone(), target, checkpoint)
         };
@@ -274,7 +276,7 @@ impl Partition {
         match writer.sync() {
             Ok(_) => {
                 self.synced_to(&mut self.state.lock(), target);
-                checkpoint.iter().for_each(|checkpoint| self.write_checkpoint(checkpoint));
+                checkpoint.iter().for_each(|due| self.write_checkpoint(due));
             }
             Err(error) => self.flush_failed(error),
         }

@@ -37,7 +37,7 @@ use tokio::sync::watch;
 use crate::log::{ActiveSegment, OpenFiles, SealedSegment};
 
 pub use append::{Append, AppendError, Appended, MirrorUnit, UnitError, UnitOutcome};
-pub use checkpoint::CHECKPOINT_BYTES;
+pub use checkpoint::Checkpoints;
 pub use flush::Flusher;
 pub use full::FullDisk;
 pub use open::{OpenPartition, directory};
@@ -62,8 +62,6 @@ pub struct Settings {
     pub segment_bytes: u32,
     pub segment_ms: i64,
     pub index_interval_bytes: u32,
-    /// Bytes of the active segment after which a checkpoint is written; less on a remote store.
-    pub checkpoint_bytes: u64,
     pub max_message_bytes: usize,
     pub retention_bytes: Option<u64>,
     pub retention_ms: Option<i64>,
@@ -77,6 +75,8 @@ pub struct Settings {
     pub lane_extractors: Arc<Extractors>,
     /// `sealane.lanes.reference`: without lanes, a lane's consumers read all of it.
     pub lane_reference: bool,
+    /// `None`: as the kind of store wants them.
+    pub checkpoints: Option<Checkpoints>,
 }
 
 impl Default for Settings {
@@ -86,7 +86,6 @@ impl Default for Settings {
             segment_bytes: 1 << 30,
             segment_ms: 7 * 24 * 3600 * 1000,
             index_interval_bytes: 4096,
-            checkpoint_bytes: CHECKPOINT_BYTES,
             max_message_bytes: kafka::limits::BATCH_BYTES_MAX,
             retention_bytes: None,
             retention_ms: Some(7 * 24 * 3600 * 1000),
@@ -96,6 +95,7 @@ impl Default for Settings {
             lanes: false,
             lane_extractors: Arc::new(Extractors::standard()),
             lane_reference: false,
+            checkpoints: None,
         }
     }
 }

@@ -272,12 +272,17 @@ fn missing_indexes_are_rebuilt_and_are_what_they_were() {
     assert_eq!(read_all(&again), numbered(200));
 }
 
+/// With a checkpoint after so many bytes.
+fn often(after: u64) -> Settings {
+    let checkpoints = Some(Checkpoints { after, at_close: 100, bytes_per_byte: 1 });
+    Settings { checkpoints, ..Fixture::new().settings }
+}
+
 /// An empty partition with large segments and a checkpoint now and then, filled; its records up to the
 /// first checkpoint are no batches any more.
 fn damaged_below_its_checkpoint() -> Fixture {
     let mut fixture = Fixture::new();
-    fixture.settings =
-        Settings { segment_bytes: 1 << 20, checkpoint_bytes: 2_000, ..fixture.settings.clone() };
+    fixture.settings = Settings { segment_bytes: 1 << 20, ..often(2_000) };
     let partition = fixture.open(0);
     for i in 0..100 {
         fill(&partition, i..i + 1);
@@ -315,9 +320,53 @@ fn an_opening_reads_only_what_follows_the_checkpoint() {
 }
 
 #[test]
+fn a_checkpoint_of_other_bytes_is_ignored() {
+    let kept = |values: &str| {
+        let mut fixture = Fixture::new();
+        fixture.settings = Settings { segment_bytes: 1 << 20, ..often(500) };
+        let partition = fixture.open(0);
+        for _ in 0..50 {
+            append(&partition, &batch(&[values]));
+        }
+        partition.release();
+        fixture
+    };
+    // Somebody has put an older file back.
+    let (one, other) = (kept("short"), kept("longer than that"));
+    let name = one.last_log().replace(".log", ".checkpoint");
+    let checkpoint = one.store.open(&one.file(&name)).unwrap();
+    let bytes = checkpoint.read_at(0, checkpoint.len() as usize).unwrap();
+    other.store.put(&other.file(&name), &bytes).unwrap();
+    let again = other.open(1);
+    assert_eq!(read_all(&again).len(), 50);
+    assert_eq!(again.watermarks().log_end, Offset(50));
+}
+
+#[test]
+fn a_close_leaves_little_to_read_and_an_opening_goes_on_from_there() {
+    let mut fixture = Fixture::new();
+    fixture.settings = Settings { segment_bytes: 1 << 20, ..often(u64::MAX) };
+    let partition = fixture.open(0);
+    for i in 0..100 {
+        append(&partition, &idempotent(i, "x"));
+    }
+    partition.release();
+    let again = fixture.open(1);
+    let position = |partition: &Partition| partition.state.lock().active.checkpointed.position;
+    assert_eq!(position(&again), again.size_bytes(), "nothing is left to read");
+    let repeat = append(&again, &idempotent(99, "x"));
+    assert!(repeat.duplicate && repeat.base_offset == Offset(99));
+    append(&again, &idempotent(100, "x"));
+    again.close();
+    let once_more = fixture.open(2);
+    assert!(position(&once_more) < once_more.size_bytes(), "what was appended since is read");
+    assert_eq!(once_more.watermarks().high_watermark, Offset(101));
+}
+
+#[test]
 fn a_segment_takes_its_checkpoint_along() {
     let mut fixture = Fixture::new();
-    fixture.settings.checkpoint_bytes = 500;
+    fixture.settings = often(500);
     let partition = fixture.open(0);
     let checkpoints = || -> Vec<String> {
         let dir = fixture.file("x").parent().unwrap();

@@ -27,6 +27,8 @@ pub struct FrontFaults {
     /// Not answered for `hang`, then forwarded.
     pub hang_first: u64,
     pub hang: Duration,
+    /// Writes of objects that brokers keep records in are answered with 500; those of their logs are not.
+    pub objects_broken: u64,
     /// Conditional writes are forwarded as unconditional ones, all of them: no store to build a fence on.
     pub is_careless: bool,
 }
@@ -40,6 +42,8 @@ pub struct FrontCounts {
     pub bytes_in: u64,
     /// Of answers with what objects of partitions hold, heads included.
     pub record_bytes_out: u64,
+    /// Objects with records that were forwarded to be written.
+    pub record_puts: u64,
 }
 
 pub struct Front {
@@ -122,7 +126,9 @@ impl Shared {
             self.harmed.fetch_add(u64::from(hit), Ordering::SeqCst);
             hit
         };
+        let objects_broken = if request.is_for_records("PUT ") { faults.objects_broken } else { 0 };
         for (per_mille, status, code) in [
+            (objects_broken, "500 Internal Server Error", "InternalError"),
             (faults.slow_down, "503 Slow Down", "SlowDown"),
             (faults.broken, "500 Internal Server Error", "InternalError"),
             (faults.denied, "403 Forbidden", "AccessDenied"),
@@ -155,9 +161,10 @@ impl Shared {
         // Perhaps it waits for a server that reads no more.
         let _ = far.shutdown(Shutdown::Both);
         let _ = forwarding.join();
-        if request.is_for_records() {
+        if request.is_for_records("GET ") {
             self.count(|counts| counts.record_bytes_out += answer.len() as u64);
         }
+        self.count(|counts| counts.record_puts += u64::from(request.is_for_records("PUT ")));
         if !hits(faults.lost) {
             near.write_all(&answer)?;
         }
@@ -184,9 +191,9 @@ impl Request {
         self.head = self.head.lines().filter(is_other).collect::<Vec<_>>().join("\r\n");
     }
 
-    /// Whether it reads an object that a broker keeps records in; not its log, and not what it says of them.
-    fn is_for_records(&self) -> bool {
-        let path = self.head.strip_prefix("GET ").and_then(|rest| rest.split(['?', ' ']).next());
+    /// Whether it asks this of an object that a broker keeps records in; not its log, and not what it says of them.
+    fn is_for_records(&self, method: &str) -> bool {
+        let path = self.head.strip_prefix(method).and_then(|rest| rest.split(['?', ' ']).next());
         path.is_some_and(|path| path.contains("/objects/data/") || path.contains("/objects/packs/"))
     }
 

@@ -523,9 +523,7 @@ impl Core {
 #[derive(Default)]
 struct Fold {
     tree: Tree<()>,
-    /// Of the blocks that some tail needs, and how many pieces of tails do: a log may be large.
     payloads: BTreeMap<u64, Bytes>,
-    pieces: HashMap<u64, u32>,
 }
 
 impl Fold {
@@ -539,22 +537,9 @@ impl Fold {
                 return Ok(());
             }
             effects.clear();
-            let applied = self.tree.apply(block.seq, frame, &mut effects);
-            effects.held.iter().for_each(|seq| *self.pieces.entry(*seq).or_default() += 1);
-            let removed = effects.removed.iter().flat_map(|(_, file)| &file.pieces).map(|piece| piece.seq);
-            effects.freed.iter().copied().chain(removed).for_each(|seq| {
-                if let Some(left) = self.pieces.get_mut(&seq).filter(|left| **left > 1) {
-                    *left -= 1;
-                } else {
-                    self.pieces.remove(&seq);
-                    self.payloads.remove(&seq);
-                }
-            });
-            applied
+            self.tree.apply(block.seq, frame, &mut effects)
         });
-        if self.pieces.contains_key(&block.seq) {
-            self.payloads.insert(block.seq, block.payload.clone());
-        }
+        self.payloads.insert(block.seq, block.payload.clone());
         read.map_err(|error| {
             StoreError::Corrupt(format!("block {} of life {}: {error}", block.seq, block.life))
         })
@@ -619,3 +604,26 @@ fn joined(tail: &[Tail]) -> Bytes {
 const ATTEMPTS_MAX: u32 = 20;
 /// Blocks are larger while directories are taken over, so that this takes few flushes.
 const ADOPTED_BLOCK_BYTES: usize = 8 << 20;
+
+#[cfg(test)]
+mod tests {
+    use super::frame::Payload;
+    use super::*;
+
+    #[test]
+    fn a_directory_may_need_a_block_from_before_it_is_said() {
+        let (life, dir) = (Life { broker: 1, epoch: 2 }, StorePath::parse("t/p-0").unwrap());
+        let (mut before, mut said) = (Payload::with_capacity(0), Payload::with_capacity(0));
+        let at = before.append(DirNo(1), FileNo(2), 0, [b"a batch".as_slice()].into_iter());
+        let tail = vec![Tail::There(Piece { pos: 0, len: 7, at, seq: 7 })];
+        let file = FileState { file: FileNo(2), name: "0.log".to_owned(), chunks: Vec::new(), tail };
+        said.dir(DirNo(1), &dir, false, &[file]);
+        let mut fold = Fold::default();
+        for (seq, payload) in [(7, before), (8, said)] {
+            let block = Block { life, seq, lowest: 7, payload: payload.finish() };
+            fold.visit(block, &BTreeSet::from([&dir])).unwrap();
+        }
+        let found = fold.finish(life).unwrap();
+        assert_eq!(joined(&found[0].1[0].tail), Bytes::from_static(b"a batch"));
+    }
+}

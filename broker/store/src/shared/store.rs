@@ -53,7 +53,9 @@ impl SegmentStore for Shared {
         if bytes.len() > self.inner.options.put_inline_bytes_max {
             return self.inner.put_large(path, bytes);
         }
-        self.inner.core.lock().put(path, &[], bytes).map(drop)
+        let mut core = self.inner.core.lock();
+        self.inner.wait_for_room(&mut core)?;
+        core.put(path, &[], bytes).map(drop)
     }
 
     fn list(&self, dir: &StorePath) -> Result<Vec<Entry>, StoreError> {

@@ -114,6 +114,28 @@ fn data_leaves_the_log_and_memory_and_is_read_from_objects() {
 }
 
 #[test]
+fn what_was_put_later_is_durable_with_what_came_after_it() {
+    let remote = Memory::new();
+    let store = Shared::open(Arc::new(remote.clone()), life(1), small()).unwrap();
+    let (dir, other) = (path("t/p-0"), path("t/p-1"));
+    let writer = store.create(&dir.join("0.log").unwrap()).unwrap();
+    let behind = store.create(&other.join("0.log").unwrap()).unwrap();
+    append(&writer, b"a batch");
+    let flushes = store.stats().flushes;
+    store.put_later(&dir.join("0.checkpoint").unwrap(), b"of the batch").unwrap();
+    assert_eq!(store.stats().flushes, flushes, "nobody waits for it");
+    append(&behind, b"another");
+    behind.sync().unwrap();
+    drop(store);
+    let heir = Shared::open(Arc::new(remote), life(2), small()).unwrap();
+    let inherited = Inheritance { dir: dir.clone(), lives: vec![life(1)], manifest: None };
+    heir.adopt(&[inherited]).unwrap();
+    let found = |name: &str| read(&heir.open(&dir.join(name).unwrap()).unwrap());
+    assert_eq!(found("0.log"), b"a batch");
+    assert_eq!(found("0.checkpoint"), b"of the batch");
+}
+
+#[test]
 fn an_heir_finds_everything_that_was_synced() {
     let remote = Memory::new();
     let store = Shared::open(Arc::new(remote.clone()), life(1), small()).unwrap();
