@@ -49,23 +49,23 @@ fn objects_that_are_not_taken_lose_nothing_and_are_written_when_they_are() -> Re
     let calm = FrontFaults::default();
     let (harmed, _) = front(&cluster, FrontFaults { objects_broken: 1_000, ..calm });
     let mut written = write_large(&cluster, topic, producer, 0)?;
-    until("objects that are refused", || {
+    let refused = until("objects that are refused", || {
         match front(&cluster, FrontFaults { objects_broken: 1_000, ..calm }) {
-            (now, _) if now > harmed => Ok(println!("{} objects were refused", now - harmed)),
+            (now, _) if now > harmed => Ok(now - harmed),
             _ => bail!("none is refused"),
         }
     })?;
     also_after_kills(&mut cluster, topic, |_, conn| all_there(conn, topic, written))?;
     let (_, puts) = front(&cluster, calm);
-    until("objects that are taken", || match front(&cluster, calm) {
-        (_, now) if now > puts => Ok(println!("{} objects were taken afterwards", now - puts)),
+    let taken = until("objects that are taken", || match front(&cluster, calm) {
+        (_, now) if now > puts => Ok(now - puts),
         _ => bail!("none is written"),
     })?;
     let (harmed, _) = front(&cluster, FrontFaults { lost: 200, ..calm });
     written = write_large(&cluster, topic, producer, written)?;
     also_after_kills(&mut cluster, topic, |_, conn| all_there(conn, topic, written))?;
     let (now, _) = front(&cluster, calm);
-    println!("{} answers were lost", now - harmed);
+    println!("{refused} objects were refused, {taken} taken afterwards, {} answers were lost", now - harmed);
     ensure!(now > harmed, "nothing was at stake");
     also_after_kills(&mut cluster, topic, |_, conn| all_there(conn, topic, written))?;
     cluster.judge_logs_but(GIVEN_UP)

@@ -11,6 +11,7 @@ use std::sync::Arc;
 
 use proptest::prelude::*;
 
+use crate::data_dir::tests::unlocked;
 use crate::meta::{self, MetaStore};
 use crate::{Disk, Faults, Flaky, Memory, MetaError, SegmentStore, StorePath, Version, Volatile, Writer};
 
@@ -228,7 +229,7 @@ impl Crashing for Forgetful {
 
     fn crash(&mut self) {
         self.store = None;
-        self.store = Some(Arc::new(Volatile::open(self.dir.path()).unwrap()));
+        self.store = Some(Arc::new(unlocked(|| Volatile::open(self.dir.path())).unwrap()));
     }
 }
 
@@ -328,7 +329,7 @@ fn a_start_clears_what_a_crash_left_half_done() {
     fs::create_dir_all(dir.path().join("tmp/7/p-0")).unwrap();
     fs::write(dir.path().join("tmp/7/p-0/x.log"), b"half-deleted").unwrap();
     fs::write(dir.path().join("tmp/8"), b"half-written").unwrap();
-    let store = Disk::open(dir.path()).unwrap();
+    let store = unlocked(|| Disk::open(dir.path())).unwrap();
     assert_eq!(fs::read_dir(dir.path().join("tmp")).unwrap().count(), 0);
     store.put(&file_path(0), b"x").unwrap();
 }
@@ -341,7 +342,7 @@ fn a_writer_keeps_the_directory_locked() {
     drop(store);
     assert!(Disk::open(dir.path()).is_err());
     drop(writer);
-    Disk::open(dir.path()).unwrap();
+    unlocked(|| Disk::open(dir.path())).unwrap();
 }
 
 /// Writes `count` values and returns the log and the length before the last write.
