@@ -82,7 +82,7 @@ down:
 kube action="up" region="1":
     @e2e/kubernetes/region.sh {{action}} {{region}}
 
-# The tests on a real Kubernetes (root; its first build takes some 13 CPU minutes).
+# The tests on a real Kubernetes (root; its first build takes some 13 CPU minutes, that of the last tag some more).
 test-kubernetes *args:
     cargo test --workspace --features cluster,operator,kubernetes --test 'kubernetes*' {{args}} -- --test-threads 1
 

@@ -151,7 +151,7 @@ fn a_bad_image_stops_at_one_pod_and_a_store_that_is_away_stops_all_removals() ->
         waits_for_leave(&many, &pods)?;
         load.until_more(300)?;
         println!("{} records, each there once", load.judge()?);
-        Ok(())
+        many.region.judge_logs()
     })
 }
 

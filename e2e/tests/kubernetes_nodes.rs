@@ -68,6 +68,6 @@ fn a_node_is_drained_and_then_lost_under_load_and_no_record_with_it() -> Result<
         many.named_as_they_say(3)?;
         wait_for("the brokers to be three", || Ok((many.nodes()?.len() == 3).then_some(())))?;
         println!("{} records, each there once", load.judge()?);
-        Ok(())
+        many.region.judge_logs()
     })
 }

@@ -88,6 +88,8 @@ fn an_api_server_that_was_away_is_heard_again_by_every_watch() -> Result<()> {
     with_report(&region, || {
         let kubectl = region.kubectl();
         let operator = Operator::start(&region, "sea")?;
+        // An API server that has just begun knows no roles for a moment.
+        operator.allow_error("forbidden");
         kubectl.apply(&cluster("east"))?;
         reason(kubectl, "brokercluster/east", "Unschedulable")?;
         for seconds in [1, long] {
@@ -113,9 +115,7 @@ fn an_api_server_that_was_away_is_heard_again_by_every_watch() -> Result<()> {
             ensure!(status == 200, "/livez says {status}: {said}");
         }
         kubectl.apply(&topic("after", "t", "east"))?;
-        // What is forbidden is not counted here: an API server that has just begun knows no roles for a moment.
-        reason(kubectl, "topics.sealane.io/after", "ClusterNotReady")?;
-        operator.judge_log_but("forbidden")
+        reason(kubectl, "topics.sealane.io/after", "ClusterNotReady")
     })
 }
 

@@ -122,7 +122,9 @@ fn two_clusters_are_joined_by_a_token_and_survive_a_cut_wire() -> Result<()> {
             a_lost_region_comes_back(&east, &west, &from, &to)?;
             a_used_token_is_refused(&east, &west)?;
             authorities_are_replaced(&east, &west)?;
-            cross(&from, &to, "under new authorities")
+            cross(&from, &to, "under new authorities")?;
+            east.judge_logs()?;
+            west.judge_logs()
         })
     })
 }

@@ -63,7 +63,8 @@ fn a_cut_wire_and_a_lost_region_cost_no_acknowledged_record_of_a_load_in_each() 
                 }
             }
             println!("{written:?} records of east and west, each once in both");
-            Ok(())
+            east.judge_logs()?;
+            west.judge_logs()
         })
     })
 }

@@ -5,6 +5,7 @@ use std::fs;
 use std::net::{Ipv4Addr, SocketAddr};
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
+use std::sync::Mutex;
 use std::time::Instant;
 
 use anyhow::{Context, Result, bail, ensure};
@@ -17,11 +18,12 @@ use crate::process::{binary, is_error};
 /// The machine, as the API server takes an address for an endpoint: no loopback.
 pub const MACHINE: Ipv4Addr = Ipv4Addr::new(10, 250, 0, 254);
 
-/// An operator, killed at the end.
+/// An operator, killed at the end. An ERROR in its log that was not allowed fails the test then.
 pub struct Operator {
     child: Child,
     ports: Ports,
     log: PathBuf,
+    allowed: Mutex<Vec<String>>,
 }
 
 impl Operator {
@@ -42,19 +44,23 @@ impl Operator {
         command.args(["operator", "--config"]).arg(config).env("KUBECONFIG", kubeconfig);
         command.env("SEALANE_NAMESPACES", namespaces).env("SEALANE_IMAGE", "localhost/sealane:0.1.0");
         command.stdin(Stdio::null()).stdout(output.try_clone()?).stderr(output);
-        Ok(Operator { child: command.spawn().context("run the operator")?, ports, log })
+        let child = command.spawn().context("run the operator")?;
+        Ok(Operator { child, ports, log, allowed: Mutex::default() })
     }
 
-    /// Fails on an ERROR in its log.
+    /// An ERROR with this text is expected.
+    pub fn allow_error(&self, text: &str) {
+        self.allowed.lock().expect("no test panics under this lock").push(text.to_owned());
+    }
+
+    /// Fails on an ERROR in its log that was not allowed.
     pub fn judge_log(&self) -> Result<()> {
-        self.judge_log_but("nothing is allowed")
-    }
-
-    /// The same, but for lines with this text.
-    pub fn judge_log_but(&self, allowed: &str) -> Result<()> {
+        let allowed = self.allowed.lock().expect("no test panics under this lock");
         let log = fs::read_to_string(&self.log)?;
-        let errors: Vec<&str> =
-            log.lines().filter(|line| is_error(line) && !line.contains(allowed)).collect();
+        let errors: Vec<&str> = log
+            .lines()
+            .filter(|line| is_error(line) && !allowed.iter().any(|text| line.contains(text.as_str())))
+            .collect();
         ensure!(errors.is_empty(), "errors in the operator's log:\n{}", errors.join("\n"));
         ensure!(log.contains("operator ready"), "this is no log of an operator:\n{log}");
         Ok(())
@@ -76,6 +82,10 @@ impl Drop for Operator {
         let _ = self.child.wait();
         if std::thread::panicking() {
             eprintln!("--- operator ---\n{}", fs::read_to_string(&self.log).unwrap_or_default());
+            return;
+        }
+        if let Err(error) = self.judge_log() {
+            panic!("{error:#}");
         }
     }
 }
