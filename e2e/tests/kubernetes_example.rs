@@ -34,11 +34,14 @@ fn java_produces_in_one_region_librdkafka_consumes_in_the_other_and_nothing_unas
         only_what_is_to_be_kept_is_left(kubectl)?;
         apply(kubectl, "-k", "examples/two-regions")?;
         ready(kubectl)?;
-        let kept = texts(&Library::Confluent.read_to_end(&east, "orders", &[])?.0);
-        ensure!(
-            kept.contains("plain 2") && kept.contains("lane 1"),
-            "the volume was kept, and {kept:?} is in it"
-        );
+        // In a group: who reads without one is shown no record of a lane.
+        let later = ["--group", "later", "--seconds", "250"];
+        let later = Library::Confluent.start("consume", &east, "orders", &later)?;
+        wait_for("what the kept volume holds", || {
+            let kept = texts(&later.records());
+            ensure!(kept.contains("plain 2") && kept.contains("lane 1"), "{kept:?} is in it");
+            Ok(Some(()))
+        })?;
 
         let place = |what: &str| manifests().join(what).display().to_string();
         kubectl.run(&["delete", "-k", &place("examples/two-regions")])?;

@@ -27,7 +27,7 @@ use super::message::{Message, TopicPartition};
 use super::observer::{Assignment, AssignmentObserver, ShardId};
 use crate::api::Principal;
 use crate::metrics::GroupMetrics;
-use crate::partition::Partition;
+use crate::partition::{Partition, ReadError};
 
 /// Requests that may wait for a shard; beyond this senders wait.
 pub const INBOX_MAX: usize = 1024;
@@ -141,6 +141,11 @@ async fn loaded(partition: Arc<Partition>, inbox: &mut mpsc::Receiver<Message>) 
     };
     match result {
         Ok(fold) => Some(fold),
+        // It was given away before it was read to the end: its next owner loads it.
+        Err(LoadError::Read(ReadError::Closed)) => {
+            tracing::info!(partition = %name, "groups are not loaded: another broker has them now");
+            None
+        }
         Err(error) => {
             tracing::error!(partition = %name, %error, "groups cannot be loaded; they are offline until restart");
             None
