@@ -90,7 +90,9 @@ async fn dispatch(command: Command) -> anyhow::Result<()> {
 
 fn default_levels(command: &Command) -> &'static str {
     match command {
-        Command::Broker(_) | Command::LaneRouter(_) => "info",
+        // The library tells each of its own attempts; what is being done about a store is told once.
+        Command::Broker(_) => "info,object_store=warn",
+        Command::LaneRouter(_) => "info",
         Command::Mirror(mirror) if mirror.command.is_none() => "info",
         #[cfg(feature = "operator")]
         // The library tells each request that failed as an error; what came of it is told where it is handled.

@@ -55,8 +55,21 @@ fn objects_that_are_not_taken_lose_nothing_and_are_written_when_they_are() -> Re
             _ => bail!("none is refused"),
         }
     })?;
-    also_after_kills(&mut cluster, topic, |_, conn| all_there(conn, topic, written))?;
+    let (address, mut conn) = owner(&cluster, topic)?;
+    all_there(&mut conn, topic, written)?;
+    let victim = (0..BROKERS).find(|broker| cluster.address(*broker) == address).context("a broker")?;
+    let mark = cluster.mark_logs();
+    cluster.kill(victim)?;
+    // What only the log of the dead one holds has to become objects first.
+    until("an heir that waits", || {
+        let said = cluster.log_since(&mark);
+        ensure!(said.contains("cannot be taken over yet"), "nobody says so: {said}");
+        Ok(())
+    })?;
     let (_, puts) = front(&cluster, calm);
+    cluster.spawn(victim)?;
+    cluster.wait(victim)?;
+    also_after_kills(&mut cluster, topic, |_, conn| all_there(conn, topic, written))?;
     let taken = until("objects that are taken", || match front(&cluster, calm) {
         (_, now) if now > puts => Ok(now - puts),
         _ => bail!("none is written"),

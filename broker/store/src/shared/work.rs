@@ -186,20 +186,24 @@ impl Inner {
 
     /// Tries for as long as a flush would be tried.
     pub(super) fn put_object(&self, path: &StorePath, bytes: Bytes) -> Result<(), StoreError> {
-        let attempts = self.options.give_up_after.as_millis() / PAUSE_AFTER_FAILURE.as_millis() + 1;
-        let mut last = Err(StoreError::Fenced);
-        for _ in 0..attempts {
+        let until = Instant::now() + self.options.give_up_after;
+        // Without threads there is no time: attempts are counted.
+        let mut attempts_left = self.options.give_up_after.as_millis() / PAUSE_AFTER_FAILURE.as_millis();
+        loop {
             self.core.lock().alive()?;
-            last = self.remote.put(path, bytes.clone());
-            match &last {
-                Err(error) if error.is_retryable() && !self.is_stepped => {
-                    std::thread::sleep(PAUSE_AFTER_FAILURE);
-                }
-                Err(error) if error.is_retryable() => {}
-                _ => break,
+            let error = match self.remote.put(path, bytes.clone()) {
+                Err(error) if error.is_retryable() => error,
+                outcome => return outcome,
+            };
+            let is_over = if self.is_stepped { attempts_left == 0 } else { Instant::now() >= until };
+            if is_over {
+                return Err(error);
+            }
+            attempts_left = attempts_left.saturating_sub(1);
+            if !self.is_stepped {
+                std::thread::sleep(PAUSE_AFTER_FAILURE);
             }
         }
-        last
     }
 
     fn discard_chunks(&self, dir: &StorePath, name: &str, chunks: &[Chunk]) {
