@@ -73,6 +73,8 @@ fn records_go_where_they_belong(kubectl: &Kubectl, outside: &str, cart: &str) ->
     got(&baseline, &["plain 1", "plain 2"])?;
     let lane = kubectl.object("sealane", "lane/boe-cart")?["status"].take();
     ensure!(lane["phase"] == "Active" && lane["groups"].to_string().contains("shop"), "it is told {lane}");
+    let cuts = lane["lastCuts"].to_string();
+    ensure!(cuts.contains("shop: orders-0 from offset") && !cuts.contains(" to "), "its cuts are {cuts}");
 
     // Its consumer goes without a word; when the grace is over the baseline takes what comes.
     in_lane.kill();
@@ -82,6 +84,11 @@ fn records_go_where_they_belong(kubectl: &Kubectl, outside: &str, cart: &str) ->
         Ok(Some(()))
     })?;
     kubectl.wait_condition("sealane", "lane/boe-cart", "Ready", "False")?;
+    wait_for("the cut to be told", || {
+        let cuts = kubectl.object("sealane", "lane/boe-cart")?["status"]["lastCuts"].to_string();
+        ensure!(cuts.contains("shop: orders-0 from offset") && cuts.contains(" to "), "its cuts are {cuts}");
+        Ok(Some(()))
+    })?;
     produce(outside, "cart 3", Some("boe-cart"))?;
     got(&baseline, &["plain 1", "plain 2", "cart 3"])
 }

@@ -107,6 +107,10 @@ pub struct LaneStatus {
     pub held_records: Option<i64>,
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub groups: Vec<String>,
+    /// Of each group and partition the last cut: from which offset on the lane has its records and, where it gave the
+    /// partition back, up to which. 64 at most.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub last_cuts: Vec<String>,
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(schema_with = "conditions_schema")]
     pub conditions: Vec<Condition>,

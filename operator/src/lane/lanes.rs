@@ -134,6 +134,7 @@ fn judge(told: &v1::LaneStatusResponse, status: &mut LaneStatus) -> Vec<Verdict>
         .iter()
         .map(|(group, (active, grace))| format!("{group}: {active} partitions active, {grace} in grace"))
         .collect();
+    status.last_cuts = cuts(&told.groups);
     let waiting = told.groups.iter().map(|place| u64::try_from(place.waiting_records).ok());
     let waiting: Option<u64> = waiting.sum();
     status.held_records = waiting.and_then(|records| i64::try_from(records).ok());
@@ -154,6 +155,22 @@ fn judge(told: &v1::LaneStatusResponse, status: &mut LaneStatus) -> Vec<Verdict>
         active => Verdict::yes("Ready", "Active", format!("{active} partitions are read in the lane")),
     };
     vec![accepted, ready]
+}
+
+/// In words, in an order that stays as long as they do.
+fn cuts(places: &[v1::LaneGroupPartition]) -> Vec<String> {
+    let mut cuts: Vec<_> = places
+        .iter()
+        .map(|place| {
+            (&place.group, &place.topic, place.partition, place.activated_offset, place.deactivated_offset)
+        })
+        .collect();
+    cuts.sort_unstable();
+    let shown = cuts.into_iter().take(CUTS_MAX).map(|(group, topic, partition, from, to)| match to {
+        ..0 => format!("{group}: {topic}-{partition} from offset {from}"),
+        to => format!("{group}: {topic}-{partition} from offset {from} to {to}"),
+    });
+    shown.collect()
 }
 
 /// Deletes the lane, and then lets the object go.
@@ -201,6 +218,7 @@ fn is_over(lane: &Lane, now: Timestamp) -> bool {
 
 const FINALIZER: &str = "sealane.io/lane";
 const LOOK: Duration = Duration::from_secs(5);
+const CUTS_MAX: usize = 64;
 
 #[cfg(test)]
 mod tests {
@@ -240,6 +258,15 @@ mod tests {
         assert_eq!((status.phase.as_deref(), status.held_records), (Some("Active"), Some(3)));
         assert_eq!(verdicts[1].status, Status::True);
         assert_eq!(status.groups[0], "shop: 2 partitions active, 0 in grace");
+        let cut = |partition, from, to| v1::LaneGroupPartition {
+            topic: "orders".to_owned(),
+            partition,
+            activated_offset: from,
+            deactivated_offset: to,
+            ..place("shop", State::Active, 0)
+        };
+        let (status, _) = judged(vec![cut(1, 7, 9), cut(0, 5, -1)], 1);
+        assert_eq!(status.last_cuts, ["shop: orders-0 from offset 5", "shop: orders-1 from offset 7 to 9"]);
         // Not known is not zero.
         assert_eq!(judged(vec![place("shop", State::Active, -1)], 1).0.held_records, None);
     }
