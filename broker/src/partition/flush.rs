@@ -399,6 +399,8 @@ impl Partition {
             return;
         }
         let mended = match self.durability {
+            // Nothing of what is here may be written by this owner any more.
+            _ if error == StoreError::Fenced => Err(StoreError::Fenced),
             Durability::Sync => self.write_again(&mut state),
             Durability::Os => Err(error.clone()),
         };
