@@ -128,6 +128,11 @@ fn what_is_missing_at_a_start_is_waited_for_and_named() -> Result<()> {
     cluster.wait(0)?;
     Load::start(&cluster)?.judge(&cluster)?;
 
+    // A broker of this cluster with another path.
+    cluster.set_of(1, "store", &format!("\"s3://{}/elsewhere\"", S3::BUCKET));
+    is_refused(&mut cluster, 1, &["cluster.store", "nothing of this cluster is there", "s3://sealane/test"])?;
+    cluster.unset_of(1, "store");
+
     // Another cluster of the same name, by its own etcd, at the same path.
     let mut other = Cluster::prepare(Store::s3()?)?;
     let Store::S3(s3) = &cluster.store else { bail!("it is on S3") };

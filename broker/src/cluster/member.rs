@@ -13,6 +13,7 @@ use broker_store::shared::{Lost, Options, Shared};
 use broker_store::{Lease, Life, MetaError, MetaStore, SegmentStore, StoreError, Version};
 use kafka::{TopicId, TopicName};
 use tokio::sync::watch;
+use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use super::loads::Meter;
@@ -133,12 +134,22 @@ impl Member {
         self.registration.life = life.epoch;
         let value = json(&self.registration)?;
         let key = broker_key(life.broker);
+        let (began, mut is_told) = (Instant::now(), false);
         let version = loop {
             let mut watch = self.stores.meta.watch(&key).await?;
             match self.stores.meta.put_leased(&key, value.clone(), None, &lease).await {
                 Ok(version) => break version,
                 // The lease of the life before has not run out yet.
-                Err(MetaError::Conflict { .. }) => {}
+                Err(MetaError::Conflict { .. }) if began.elapsed() < 3 * self.lease || is_told => {}
+                Err(MetaError::Conflict { .. }) => {
+                    is_told = true;
+                    tracing::warn!(
+                        broker = life.broker,
+                        identity = self.identity,
+                        "a broker with this identity is alive elsewhere; this one waits for its end, or give it a \
+                         `cluster.identity` or a data directory of its own"
+                    );
+                }
                 Err(error) => return Err(error.into()),
             }
             tokio::select! {

@@ -4,6 +4,8 @@
 //! member carries it out ([`member`]): it takes partitions over, serves them, hands them over. The
 //! remote store, not a clock, keeps a former owner from writing.
 
+#[cfg(feature = "cluster")]
+mod check;
 mod controller;
 mod follow;
 mod janitor;

@@ -2,6 +2,7 @@
 //!
 //! ```text
 //! cluster                  its id and region
+//! store                    where its brokers keep their bytes, as the first of them calls it
 //! ids/<identity>           the broker id and the count of lives of whoever has this identity
 //! brokers/<id>             a broker that is alive, under its lease
 //! controller               the controller's broker id, under its lease
@@ -25,6 +26,7 @@ pub const LOADS: &str = "loads/";
 pub const ASSIGNMENTS: &str = "assignments/";
 pub const IDS: &str = "ids/";
 pub const CONTROLLER: &str = "controller";
+pub const STORE: &str = "store";
 
 /// What stays with an identity (a data directory, a pod's name).
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]

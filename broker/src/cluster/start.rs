@@ -6,10 +6,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use broker_store::shared::Options;
-use broker_store::{StoreError, StorePath};
+use broker_store::{MetaError, Remote, StoreError, StorePath};
 use bytes::Bytes;
 use tokio::sync::{oneshot, watch};
 
+use super::objects::STORE;
 use super::{BrokerObject, Cluster, ClusterStores, Controller, Member, Views, broker_id};
 use crate::broker::{Broker, Identity, IdentityError};
 use crate::config::{ClusterConfig, Config, Role};
@@ -65,7 +66,7 @@ impl Joining {
                 }
                 identity => identity?,
             };
-            claim(&stores, identity.cluster_id.as_str(), waits).await?;
+            claim(&stores, &of_cluster.store, identity.cluster_id.as_str(), waits).await?;
             waits.over();
             let cluster = Arc::new(Cluster::new(id));
             let options = options(&of_cluster);
@@ -120,37 +121,95 @@ impl Joining {
     }
 }
 
-/// The store belongs to the first cluster that used it: what another keeps there would not be found here.
-async fn claim(stores: &ClusterStores, id: &str, waits: &Waits) -> Result<(), StartError> {
-    let (remote, id, waits) = (stores.remote.clone(), id.to_owned(), waits.clone());
-    let claimed = waiting::blocking(move || {
-        let name = StorePath::parse("cluster-id").map_err(|error| StoreError::Io(error.to_string()))?;
+/// The store belongs to the first cluster that used it, and the cluster to the first store: what another keeps
+/// there would not be found here, and what this broker kept elsewhere would not be found by the others.
+async fn claim(stores: &ClusterStores, place: &str, id: &str, waits: &Waits) -> Result<(), StartError> {
+    let wrong = |reason: String| StartError::Cluster { key: "store", reason };
+    let known = known_store(stores, place, waits).await?;
+    let claimed = known.is_some();
+    let (remote, name_of, waits_on) = (stores.remote.clone(), id.to_owned(), waits.clone());
+    let there = waiting::blocking(move || {
         loop {
-            match remote.put(&name, Bytes::from(id.clone())) {
-                Ok(()) => return Ok(None),
-                Err(StoreError::AlreadyExists) => {
-                    let there = remote.get(&name, 0, CLUSTER_ID_BYTES_MAX)?;
-                    let there = String::from_utf8_lossy(&there).into_owned();
-                    return Ok(Some(there).filter(|there| *there != id));
-                }
+            match cluster_of(&*remote, &name_of, claimed) {
                 Err(error) if error.is_retryable() => {
-                    waits.on("the store", &error);
+                    waits_on.on("the store", &error);
                     std::thread::sleep(RETRY);
                 }
-                Err(error) => return Err(error),
+                outcome => return outcome,
             }
         }
     });
-    match claimed.await {
-        Some(Ok(None)) => Ok(()),
-        Some(Ok(Some(there))) => Err(StartError::Cluster {
-            key: "store",
-            reason: format!(
+    match there.await {
+        Some(Ok(Some(there))) if there == id => {}
+        Some(Ok(Some(there))) => {
+            return Err(wrong(format!(
                 "it belongs to the cluster with id {there}; choose another path, or that cluster's etcd"
-            ),
-        }),
-        Some(Err(error)) => Err(StartError::Cluster { key: "store", reason: error.to_string() }),
-        None => Err(StartError::Cluster { key: "store", reason: "interrupted".to_owned() }),
+            )));
+        }
+        Some(Ok(None)) => {
+            return Err(wrong(format!(
+                "nothing of this cluster is there, whose brokers keep their bytes at {}; write that, or another \
+                 `cluster.name` for a new cluster",
+                known.unwrap_or_default()
+            )));
+        }
+        Some(Err(error)) => return Err(wrong(error.to_string())),
+        None => return Err(wrong("interrupted".to_owned())),
+    }
+    if known.is_some() {
+        return Ok(());
+    }
+    // The first one. Another may be the first one somewhere else at the same moment.
+    match answered(waits, async || stores.meta.put_if(STORE, place.as_bytes().to_vec(), None).await).await {
+        Ok(_) => Ok(()),
+        Err(MetaError::Conflict { .. }) => match known_store(stores, place, waits).await? {
+            Some(other) if other != place => {
+                Err(wrong(format!("the other brokers keep their bytes at {other}; write that")))
+            }
+            _ => Ok(()),
+        },
+        Err(error) => Err(wrong(error.to_string())),
+    }
+}
+
+/// Where the brokers of this cluster keep their bytes, once one of them has begun.
+async fn known_store(
+    stores: &ClusterStores,
+    place: &str,
+    waits: &Waits,
+) -> Result<Option<String>, StartError> {
+    let known = answered(waits, async || stores.meta.get(STORE).await).await;
+    let known = known.map_err(|error| StartError::Meta { dir: place.to_owned(), error })?;
+    Ok(known.map(|(value, _)| String::from_utf8_lossy(&value).into_owned()))
+}
+
+/// Asks the metadata store until it answers.
+async fn answered<T>(waits: &Waits, ask: impl AsyncFn() -> Result<T, MetaError>) -> Result<T, MetaError> {
+    loop {
+        match ask().await {
+            Err(error) if error.is_retryable() => {
+                waits.on("the metadata store", &error);
+                tokio::time::sleep(RETRY).await;
+            }
+            outcome => return outcome,
+        }
+    }
+}
+
+/// The id of the cluster that a store belongs to: `id` from now on if it is nobody's and may be claimed.
+fn cluster_of(remote: &dyn Remote, id: &str, is_claimed: bool) -> Result<Option<String>, StoreError> {
+    let name = StorePath::parse("cluster-id").map_err(|error| StoreError::Io(error.to_string()))?;
+    if !is_claimed {
+        match remote.put(&name, Bytes::from(id.to_owned())) {
+            Ok(()) => return Ok(Some(id.to_owned())),
+            Err(StoreError::AlreadyExists) => {}
+            Err(error) => return Err(error),
+        }
+    }
+    match remote.get(&name, 0, CLUSTER_ID_BYTES_MAX) {
+        Ok(there) => Ok(Some(String::from_utf8_lossy(&there).into_owned())),
+        Err(StoreError::NotFound) if is_claimed => Ok(None),
+        Err(error) => Err(error),
     }
 }
 

@@ -12,6 +12,7 @@ use crate::service::StartError;
 
 /// Opens what `config` names. What cannot be reached yet is waited for by those who use it.
 pub async fn open(config: &ClusterConfig) -> Result<ClusterStores, StartError> {
+    super::check::check(config)?;
     if config.etcd.is_empty() {
         return Err(wrong("etcd", "no endpoint is named; write for example [\"http://127.0.0.1:2379\"]"));
     }

@@ -277,10 +277,12 @@ fn find_checkpoint(
     }
     if found.content.size > len {
         return Err(RecoverError::Faulted(format!(
-            "{}: its first {} bytes, up to offset {}, were durable, and the file has {len}",
+            "{}: its first {} bytes, up to offset {}, were durable, and the file has {len}: restore it, or remove {} to \
+             go on with what is left",
             files.log(),
             found.content.size,
-            found.fold.end
+            found.fold.end,
+            files.checkpoint()
         )));
     }
     // Where nothing else ties the two files together.

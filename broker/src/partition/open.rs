@@ -73,7 +73,7 @@ impl OpenPartition {
         }
         if let Some(cut) = &recovered.cut {
             tracing::warn!(file = %cut.file, position = cut.position, bytes = cut.bytes, reason = %cut.reason,
-                "cut a tail that was never acknowledged off the log");
+                "cut a damaged tail off the log; none of it was known to be on disk");
         }
         if recovered.active.content.size > 0 {
             // What a crash left in the page cache is shown to readers only once it is on disk.
