@@ -16,6 +16,7 @@ use tracing::{debug, error, warn};
 
 use crate::context::{Context, Kind};
 use crate::failure::Failure;
+use crate::leave::is_put_out;
 use crate::watch::{Watched, watch};
 
 /// When the object is looked at again if nothing happens.
@@ -166,7 +167,8 @@ async fn attempt<K: Kind>(
         return Ok(Action::requeue(STALE));
     }
     let begun = tokio::time::Instant::now();
-    let shown = format!("{}/{}", object.namespace().unwrap_or_default(), object.name_any());
+    let namespace = object.namespace().unwrap_or_default();
+    let shown = format!("{namespace}/{}", object.name_any());
     // A panic of one object must not end the controller of all.
     let result = std::panic::AssertUnwindSafe(reconcile(cx.clone(), object)).catch_unwind().await;
     let help = "Time that reconciliations took.";
@@ -175,8 +177,15 @@ async fn attempt<K: Kind>(
         .durations("sealane_operator_reconcile_seconds", help, &[("controller", name)])
         .observe_duration(begun.elapsed());
     let result = result.unwrap_or_else(|_| Err(Failure::Invalid("a reconciliation panicked".to_owned())));
+    let put_out = match &result {
+        Err(failure) if failure.is_forbidden() => is_put_out(&cx.client, &namespace).await,
+        _ => false,
+    };
     match &result {
         Ok(_) => {}
+        Err(failure) if put_out => {
+            debug!(controller = name, object = shown, "not let in any more: {failure}")
+        }
         Err(Failure::NotLeader) => debug!(controller = name, object = shown, "not the leader any more"),
         Err(failure) if failure.is_conflict() || failure.is_of_a_namespace_that_goes() => {
             debug!(controller = name, object = shown, "{failure}");

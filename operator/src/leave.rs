@@ -109,6 +109,14 @@ impl Place {
     }
 }
 
+/// Whether the operator has no leave here any more, asked now. Where a namespace is deleted its RoleBinding goes with the rest,
+/// often first: what is forbidden then is nothing that a person must look at.
+pub async fn is_put_out(client: &Client, namespace: &str) -> bool {
+    let api: Api<SelfSubjectAccessReview> = Api::all(client.clone());
+    let answered = api.create(&PostParams::default(), &question(namespace)).await;
+    answered.is_ok_and(|answer| answer.status.is_some_and(|status| !status.allowed))
+}
+
 /// Whoever may list clusters was let in as a whole: one role holds all that the operator needs.
 fn question(namespace: &str) -> SelfSubjectAccessReview {
     let resource_attributes = Some(ResourceAttributes {
