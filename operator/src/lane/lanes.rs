@@ -1,4 +1,5 @@
 //! Lane: made at the control service, told of in the status, deleted with the object or when its time is over.
+//! What is told is what the control service says; nothing is said of a lane that nobody answered for.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
