@@ -5,6 +5,7 @@
 
 use std::fmt::Display;
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use chassis::Trouble;
 use parking_lot::Mutex;
@@ -12,21 +13,43 @@ use tokio::runtime::{Handle, RuntimeFlavor};
 
 /// What a broker that starts waits for, in a sentence: for its log, and for whoever asks whether it is ready.
 #[derive(Clone, Debug, Default)]
-pub struct Waits(Arc<Mutex<Option<String>>>);
+pub struct Waits(Arc<Mutex<Option<Wait>>>);
+
+#[derive(Debug)]
+struct Wait {
+    trouble: String,
+    told: String,
+    told_at: Instant,
+}
+
+/// The same is told again after so long.
+const TELL_AGAIN: Duration = Duration::from_secs(30);
 
 impl Waits {
     /// `what` does not answer, and is asked again.
     pub fn on(&self, what: &str, error: &dyn Display) {
-        tracing::warn!(%error, "{what} does not answer; waiting for it");
-        *self.0.lock() = Some(format!("{what} does not answer: {error}"));
+        let trouble = format!("{what} does not answer: {error}");
+        // Attempts are counted and timed in errors, which makes them no other ones.
+        let told: String = trouble.chars().filter(|c| !c.is_ascii_digit()).collect();
+        let mut wait = self.0.lock();
+        let told_at = match &*wait {
+            Some(wait) if wait.told == told && wait.told_at.elapsed() < TELL_AGAIN => wait.told_at,
+            _ => {
+                tracing::warn!(%error, "{what} does not answer; waiting for it");
+                Instant::now()
+            }
+        };
+        *wait = Some(Wait { trouble, told, told_at });
     }
 
     pub fn over(&self) {
-        *self.0.lock() = None;
+        if self.0.lock().take().is_some() {
+            tracing::info!("what was waited for has answered");
+        }
     }
 
     pub fn troubles(&self) -> Vec<Trouble> {
-        self.0.lock().clone().map(Trouble::Unready).into_iter().collect()
+        self.0.lock().as_ref().map(|wait| Trouble::Unready(wait.trouble.clone())).into_iter().collect()
     }
 }
 
