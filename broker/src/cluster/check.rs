@@ -5,8 +5,8 @@ use crate::service::StartError;
 
 const LEASE_MS: std::ops::RangeInclusive<u32> = 500..=600_000;
 const SWEEP_MS_MIN: u32 = 100;
-/// Less than what may wait for one flush leaves no room for anything else.
-const LOG_BYTES_MIN: u64 = 64 << 20;
+/// As much may wait for one flush.
+const LOG_BYTES_MIN: u64 = 32 << 20;
 
 pub(super) fn check(config: &ClusterConfig) -> Result<(), StartError> {
     let wrong = |key, reason: String| Err(StartError::Cluster { key, reason });
@@ -14,11 +14,11 @@ pub(super) fn check(config: &ClusterConfig) -> Result<(), StartError> {
         let plain = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.');
         text.len() <= max && !text.starts_with('.') && text.chars().all(plain)
     };
-    if config.name.is_empty() || !is_word(&config.name, 63) {
+    if config.name.is_empty() || !is_word(&config.name, 253) {
         return wrong(
             "name",
             format!(
-                "{:?} is no name: 1 to 63 letters, digits, '-', '_' and '.', the first no '.'",
+                "{:?} is no name: 1 to 253 letters, digits, '-', '_' and '.', the first no '.'",
                 config.name
             ),
         );

@@ -10,7 +10,7 @@ use broker_store::{MetaError, Remote, StoreError, StorePath};
 use bytes::Bytes;
 use tokio::sync::{oneshot, watch};
 
-use super::objects::STORE;
+use super::objects::{ASSIGNMENTS, STORE};
 use super::{BrokerObject, Cluster, ClusterStores, Controller, Member, Views, broker_id};
 use crate::broker::{Broker, Identity, IdentityError};
 use crate::config::{ClusterConfig, Config, Role};
@@ -123,14 +123,27 @@ impl Joining {
 
 /// The store belongs to the first cluster that used it, and the cluster to the first store: what another keeps
 /// there would not be found here, and what this broker kept elsewhere would not be found by the others.
+///
+/// First the metadata store names the place, then the store names the cluster: only a store of that name is
+/// claimed. One that is called otherwise may be the same, and is if it names the cluster.
 async fn claim(stores: &ClusterStores, place: &str, id: &str, waits: &Waits) -> Result<(), StartError> {
     let wrong = |reason: String| StartError::Cluster { key: "store", reason };
+    let place = place.trim_end_matches('/');
     let known = known_store(stores, place, waits).await?;
-    let claimed = known.is_some();
+    // Of a cluster that has topics, but was made before its store was written down.
+    let is_old = known.is_none() && {
+        let topics = answered(waits, async || stores.meta.list(ASSIGNMENTS).await).await;
+        !topics.map_err(|error| StartError::Meta { dir: place.to_owned(), error })?.is_empty()
+    };
+    let known = match known {
+        None if !is_old => Some(name_store(stores, place, waits).await?),
+        known => known,
+    };
+    let may_claim = known.as_deref() == Some(place);
     let (remote, name_of, waits_on) = (stores.remote.clone(), id.to_owned(), waits.clone());
     let there = waiting::blocking(move || {
         loop {
-            match cluster_of(&*remote, &name_of, claimed) {
+            match cluster_of(&*remote, &name_of, may_claim) {
                 Err(error) if error.is_retryable() => {
                     waits_on.on("the store", &error);
                     std::thread::sleep(RETRY);
@@ -147,29 +160,19 @@ async fn claim(stores: &ClusterStores, place: &str, id: &str, waits: &Waits) -> 
             )));
         }
         Some(Ok(None)) => {
+            let known = known.as_deref().unwrap_or("another place");
             return Err(wrong(format!(
-                "nothing of this cluster is there, whose brokers keep their bytes at {}; write that, or another \
-                 `cluster.name` for a new cluster",
-                known.unwrap_or_default()
+                "nothing of this cluster is there, whose brokers keep their bytes at {known}; write that, or another \
+                 `cluster.name` for a new cluster"
             )));
         }
         Some(Err(error)) => return Err(wrong(error.to_string())),
         None => return Err(wrong("interrupted".to_owned())),
     }
-    if known.is_some() {
-        return Ok(());
+    if is_old {
+        name_store(stores, place, waits).await?;
     }
-    // The first one. Another may be the first one somewhere else at the same moment.
-    match answered(waits, async || stores.meta.put_if(STORE, place.as_bytes().to_vec(), None).await).await {
-        Ok(_) => Ok(()),
-        Err(MetaError::Conflict { .. }) => match known_store(stores, place, waits).await? {
-            Some(other) if other != place => {
-                Err(wrong(format!("the other brokers keep their bytes at {other}; write that")))
-            }
-            _ => Ok(()),
-        },
-        Err(error) => Err(wrong(error.to_string())),
-    }
+    Ok(())
 }
 
 /// Where the brokers of this cluster keep their bytes, once one of them has begun.
@@ -181,6 +184,20 @@ async fn known_store(
     let known = answered(waits, async || stores.meta.get(STORE).await).await;
     let known = known.map_err(|error| StartError::Meta { dir: place.to_owned(), error })?;
     Ok(known.map(|(value, _)| String::from_utf8_lossy(&value).into_owned()))
+}
+
+/// Writes the place down, unless another broker was the first; the place that counts.
+async fn name_store(stores: &ClusterStores, place: &str, waits: &Waits) -> Result<String, StartError> {
+    let put =
+        answered(waits, async || stores.meta.put_if(STORE, place.as_bytes().to_vec(), None).await).await;
+    match put {
+        Ok(_) => Ok(place.to_owned()),
+        Err(MetaError::Conflict { .. }) => {
+            let known = known_store(stores, place, waits).await?;
+            Ok(known.unwrap_or_else(|| place.to_owned()))
+        }
+        Err(error) => Err(StartError::Meta { dir: place.to_owned(), error }),
+    }
 }
 
 /// Asks the metadata store until it answers.
@@ -197,9 +214,9 @@ async fn answered<T>(waits: &Waits, ask: impl AsyncFn() -> Result<T, MetaError>)
 }
 
 /// The id of the cluster that a store belongs to: `id` from now on if it is nobody's and may be claimed.
-fn cluster_of(remote: &dyn Remote, id: &str, is_claimed: bool) -> Result<Option<String>, StoreError> {
+fn cluster_of(remote: &dyn Remote, id: &str, may_claim: bool) -> Result<Option<String>, StoreError> {
     let name = StorePath::parse("cluster-id").map_err(|error| StoreError::Io(error.to_string()))?;
-    if !is_claimed {
+    if may_claim {
         match remote.put(&name, Bytes::from(id.to_owned())) {
             Ok(()) => return Ok(Some(id.to_owned())),
             Err(StoreError::AlreadyExists) => {}
@@ -208,7 +225,7 @@ fn cluster_of(remote: &dyn Remote, id: &str, is_claimed: bool) -> Result<Option<
     }
     match remote.get(&name, 0, CLUSTER_ID_BYTES_MAX) {
         Ok(there) => Ok(Some(String::from_utf8_lossy(&there).into_owned())),
-        Err(StoreError::NotFound) if is_claimed => Ok(None),
+        Err(StoreError::NotFound) if !may_claim => Ok(None),
         Err(error) => Err(error),
     }
 }

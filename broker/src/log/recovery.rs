@@ -76,7 +76,7 @@ pub fn open(
     dir: &StorePath,
     options: &RecoverOptions,
 ) -> Result<Recovered, RecoverError> {
-    let mark = mark::read(store, dir)?;
+    let mut mark = mark::read(store, dir)?;
     let mut segments = list(store, dir)?;
     let (start, mut fold) = find_start(store, dir, &mut segments, options)?;
     let mut sealed = Vec::new();
@@ -92,16 +92,12 @@ pub fn open(
         let next = rest.keys().next().copied();
         let files = SegmentFiles::new(dir, base, listed.generation.unwrap_or(0));
         let reader = open_or_create(store, &files, &listed)?;
-        let mut content = SegmentContent::default();
-        let mut checkpointed = Checkpointed::default();
-        if base == start
-            && let Some(found) = find_checkpoint(store, &files, (next, &*reader), &listed, options)?
-        {
-            checkpointed = Checkpointed { position: found.content.size, bytes: found.bytes };
-            // The log start is moved in the snapshot.
-            let log_start = fold.log_start.max(found.fold.log_start);
-            (fold, content) = (Fold { log_start, ..found.fold }, found.content);
-        }
+        let found = match base == start {
+            true => find_checkpoint(store, &files, (next, &*reader), &listed, options)?,
+            false => Found::None,
+        };
+        let Beginning { mut content, checkpointed, durable, is_useless } = Beginning::of(found, &mut fold);
+        mark = mark.max(durable);
         let end = replay(&*reader, base, next, listed.generation, &mut fold, &mut content, options)?;
         if next == Some(fold.end) {
             let segment = seal_found(store, dir, base, &listed, content, &mut fold, options)?;
@@ -112,6 +108,10 @@ pub fn open(
         if let Some(reason) = end {
             let (position, bytes) = (content.size, reader.len().saturating_sub(content.size));
             cut = Some(CutTail { file: files.log(), position, bytes, reason });
+        }
+        // Before anything is cut: what is appended then is not of it either.
+        if is_useless {
+            store.delete(&files.checkpoint())?;
         }
         for (later, _) in std::mem::take(&mut rest) {
             // Above a cut nothing was ever acknowledged; its offsets will be given out again.
@@ -249,17 +249,54 @@ fn has_batch(
     }
 }
 
-/// What need not be read of the segment that recovery begins with.
+/// A checkpoint beside the segment that recovery begins with.
+enum Found {
+    None,
+    /// What is below it need not be read.
+    OfThese(Box<Checkpoint>),
+    /// It is of no use. Where it is whole, what it was of was durable.
+    OfOthers {
+        durable: Offset,
+    },
+}
+
+/// What is known of a segment before it is read.
+#[derive(Default)]
+struct Beginning {
+    content: SegmentContent,
+    checkpointed: Checkpointed,
+    /// Less must not be found.
+    durable: Offset,
+    /// There is a checkpoint that is to be removed.
+    is_useless: bool,
+}
+
+impl Beginning {
+    fn of(found: Found, fold: &mut Fold) -> Beginning {
+        match found {
+            Found::None => Beginning::default(),
+            Found::OfOthers { durable } => Beginning { durable, is_useless: true, ..Beginning::default() },
+            Found::OfThese(found) => {
+                // The log start is moved in the snapshot.
+                let log_start = fold.log_start.max(found.fold.log_start);
+                *fold = Fold { log_start, ..found.fold };
+                let checkpointed = Checkpointed { position: found.content.size, bytes: found.bytes };
+                Beginning { content: found.content, checkpointed, ..Beginning::default() }
+            }
+        }
+    }
+}
+
 fn find_checkpoint(
     store: &dyn SegmentStore,
     files: &SegmentFiles,
     (next, reader): (Option<Offset>, &dyn Reader),
     listed: &Listed,
     options: &RecoverOptions,
-) -> Result<Option<Checkpoint>, RecoverError> {
+) -> Result<Found, RecoverError> {
     let len = reader.len();
     if options.ignore_state || !listed.checkpoint || files.is_rewritten() {
-        return Ok(None);
+        return Ok(Found::None);
     }
     let path = files.checkpoint();
     let found = match checkpoint::read(store, &path) {
@@ -271,9 +308,9 @@ fn find_checkpoint(
             None
         }
     };
-    let Some(found) = found else { return Ok(None) };
+    let Some(found) = found else { return Ok(Found::OfOthers { durable: Offset::ZERO }) };
     if next.is_some_and(|next| found.fold.end > next) {
-        return Ok(None);
+        return Ok(Found::None);
     }
     if found.content.size > len {
         return Err(RecoverError::Faulted(format!(
@@ -288,9 +325,9 @@ fn find_checkpoint(
     // Where nothing else ties the two files together.
     if !store.is_remote() && !ends_there(reader, &found) {
         tracing::warn!(file = %path, "a checkpoint of other bytes is ignored; its segment is read whole");
-        return Ok(None);
+        return Ok(Found::OfOthers { durable: found.fold.end });
     }
-    Ok(Some(found))
+    Ok(Found::OfThese(Box::new(found)))
 }
 
 /// Whether a batch ends where the checkpoint says that its last one does.

@@ -134,10 +134,10 @@ impl SealedSegment {
     pub fn write_live_indexes(&self, store: &dyn SegmentStore) -> Result<(), StoreError> {
         let Some(live) = self.live.read().clone() else { return Ok(()) };
         let (offsets, times) = live.encode();
-        store.put_later(&self.files.index(), &offsets)?;
-        store.put_later(&self.files.time_index(), &times)?;
+        store.put(&self.files.index(), &offsets)?;
+        store.put(&self.files.time_index(), &times)?;
         let batches = self.batches.get().map(|b| b.encode(self.next)).unwrap_or_default();
-        store.put_later(&self.files.batch_index(), &batches)?;
+        store.put(&self.files.batch_index(), &batches)?;
         *self.live.write() = None;
         Ok(())
     }

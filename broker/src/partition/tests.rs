@@ -340,6 +340,13 @@ fn a_checkpoint_of_other_bytes_is_ignored() {
     let again = other.open(1);
     assert_eq!(read_all(&again).len(), 50);
     assert_eq!(again.watermarks().log_end, Offset(50));
+    again.close();
+    assert!(other.store.open(&other.file(&name)).is_err(), "nobody takes it for one of these bytes later");
+    // But what it was of was durable, so less than that is no torn tail.
+    other.store.put(&other.file(&name), &bytes).unwrap();
+    other.cut(&other.last_log(), 5);
+    let error = other.try_open(2).err().unwrap();
+    assert!(matches!(&error, RecoverError::Faulted(reason) if reason.contains("were durable")), "{error}");
 }
 
 #[test]

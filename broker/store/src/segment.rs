@@ -40,8 +40,8 @@ pub trait SegmentStore: Send + Sync {
     /// file holds its old or its new content, never a mixture.
     fn put(&self, path: &StorePath, bytes: &[u8]) -> Result<(), StoreError>;
 
-    /// As `put`, but where one flush serves many files this returns before it: what is written or put
-    /// afterwards is durable only if this is, too.
+    /// As `put`, for what can be done without: where one flush serves many files this returns before it (what
+    /// is written afterwards is durable only if this is, too), and is refused where it would have to wait.
     fn put_later(&self, path: &StorePath, bytes: &[u8]) -> Result<(), StoreError> {
         self.put(path, bytes)
     }

@@ -50,11 +50,14 @@ impl SegmentStore for Shared {
     }
 
     fn put_later(&self, path: &StorePath, bytes: &[u8]) -> Result<(), StoreError> {
-        if bytes.len() > self.inner.options.put_inline_bytes_max {
-            return self.inner.put_large(path, bytes);
-        }
         let mut core = self.inner.core.lock();
-        self.inner.wait_for_room(&mut core)?;
+        // Its directory may have gone meanwhile, and must not come back by this.
+        if core.tree.dir_at(&super::tree::owner_of(path).0).is_none() {
+            return Err(StoreError::NotFound);
+        }
+        if !core.has_room() || bytes.len() > self.inner.options.put_inline_bytes_max {
+            return Err(StoreError::Io(format!("{path}: the log has no room for it now")));
+        }
         core.put(path, &[], bytes).map(drop)
     }
 
