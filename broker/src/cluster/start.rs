@@ -124,8 +124,9 @@ impl Joining {
 /// The store belongs to the first cluster that used it, and the cluster to the first store: what another keeps
 /// there would not be found here, and what this broker kept elsewhere would not be found by the others.
 ///
-/// First the metadata store names the place, then the store names the cluster: only a store of that name is
-/// claimed. One that is called otherwise may be the same, and is if it names the cluster.
+/// The store is claimed first, then it is named in the metadata store: a name that was never right does not stay.
+/// Once there is a name, only a store of that name is claimed; one that is called otherwise may be the same, and is
+/// if it names the cluster.
 async fn claim(stores: &ClusterStores, place: &str, id: &str, waits: &Waits) -> Result<(), StartError> {
     let wrong = |reason: String| StartError::Cluster { key: "store", reason };
     let place = place.trim_end_matches('/');
@@ -135,11 +136,7 @@ async fn claim(stores: &ClusterStores, place: &str, id: &str, waits: &Waits) -> 
         let topics = answered(waits, async || stores.meta.list(ASSIGNMENTS).await).await;
         !topics.map_err(|error| StartError::Meta { dir: place.to_owned(), error })?.is_empty()
     };
-    let known = match known {
-        None if !is_old => Some(name_store(stores, place, waits).await?),
-        known => known,
-    };
-    let may_claim = known.as_deref() == Some(place);
+    let may_claim = known.as_deref().map_or(!is_old, |known| known == place);
     let (remote, name_of, waits_on) = (stores.remote.clone(), id.to_owned(), waits.clone());
     let there = waiting::blocking(move || {
         loop {
@@ -169,10 +166,22 @@ async fn claim(stores: &ClusterStores, place: &str, id: &str, waits: &Waits) -> 
         Some(Err(error)) => return Err(wrong(error.to_string())),
         None => return Err(wrong("interrupted".to_owned())),
     }
-    if is_old {
-        name_store(stores, place, waits).await?;
+    if known.is_some() {
+        return Ok(());
     }
-    Ok(())
+    let first = name_store(stores, place, waits).await?;
+    if first == place {
+        return Ok(());
+    }
+    // Another broker was the first, elsewhere: what was claimed here is let go.
+    if may_claim {
+        let remote = stores.remote.clone();
+        let let_go = waiting::blocking(move || remote.delete(&cluster_id_name()?)).await;
+        if let Some(Err(error)) = let_go {
+            tracing::warn!(%error, "the object cluster-id stays at {place}; remove it");
+        }
+    }
+    Err(wrong(format!("the brokers of this cluster keep their bytes at {first}; write that")))
 }
 
 /// Where the brokers of this cluster keep their bytes, once one of them has begun.
@@ -213,9 +222,13 @@ async fn answered<T>(waits: &Waits, ask: impl AsyncFn() -> Result<T, MetaError>)
     }
 }
 
+fn cluster_id_name() -> Result<StorePath, StoreError> {
+    StorePath::parse("cluster-id").map_err(|error| StoreError::Io(error.to_string()))
+}
+
 /// The id of the cluster that a store belongs to: `id` from now on if it is nobody's and may be claimed.
 fn cluster_of(remote: &dyn Remote, id: &str, may_claim: bool) -> Result<Option<String>, StoreError> {
-    let name = StorePath::parse("cluster-id").map_err(|error| StoreError::Io(error.to_string()))?;
+    let name = cluster_id_name()?;
     if may_claim {
         match remote.put(&name, Bytes::from(id.to_owned())) {
             Ok(()) => return Ok(Some(id.to_owned())),
