@@ -55,7 +55,11 @@ pub fn status(region: &impl Asked, name: &str) -> Result<Vec<Value>> {
 pub fn wait_state(region: &impl Asked, name: &str, state: &str) -> Result<Vec<Value>> {
     let mut rows = Vec::new();
     until(&format!("lane {name} to be {state}"), || {
-        rows = status(region, name)?;
+        rows = match status(region, name) {
+            // A broker that was just started reads its groups first.
+            Err(error) if format!("{error:#}").contains("try again in a moment") => return Ok(false),
+            found => found?,
+        };
         Ok(!rows.is_empty() && rows.iter().all(|row| row["state"] == state))
     })?;
     Ok(rows)
