@@ -1,4 +1,7 @@
 //! How a broker joins its cluster at a start: its id, the view, the controller's election, its first life.
+//!
+//! And which store it may use: a cluster has one, and a store has one cluster. What does not answer is waited for
+//! and told; what cannot work ends the start with the key that is to be changed.
 
 use std::collections::BTreeMap;
 use std::path::Path;
