@@ -303,6 +303,20 @@ pub fn with_report(region: &Region, body: impl FnOnce() -> Result<()>) -> Result
     outcome
 }
 
+/// Two real clusters, east and west, with the image at hand; both are told of if the test fails.
+pub fn with_two(body: impl FnOnce(&Region, &Region) -> Result<()>) -> Result<()> {
+    tools::kcat()?;
+    let (east, west) = (Region::with_node()?, Region::with_node()?);
+    with_report(&east, || {
+        with_report(&west, || {
+            for region in [&east, &west] {
+                region.give_image(&crate::process::binary()?, "0.1.0")?;
+            }
+            body(&east, &west)
+        })
+    })
+}
+
 /// Asks until there is an answer. The error names what was waited for and the last thing that was wrong.
 pub fn wait_for<T>(what: &str, mut ask: impl FnMut() -> Result<Option<T>>) -> Result<T> {
     let end = Instant::now() + PATIENCE;

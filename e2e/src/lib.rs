@@ -10,6 +10,7 @@ pub mod cluster;
 pub mod compare;
 pub mod dice;
 pub mod dump;
+pub mod fenced;
 pub mod http;
 #[cfg(feature = "kubernetes")]
 pub mod kubernetes;

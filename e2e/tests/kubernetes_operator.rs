@@ -204,11 +204,14 @@ fn kinds_and_namespaces_that_come_later_are_looked_after_without_a_restart() -> 
         kubectl.run(&["apply", "-k", &manifests().join("install/operator").display().to_string()])?;
         kubectl.apply(&place("sea"))?;
         let operator = Operator::start(&region, "sea,lake")?;
+        // A watch that has heard nothing for a while has asked in vain.
         wait_for("the operator to miss the kinds", || {
             let (_, metrics) = http::get(operator.port(), "/metrics")?;
-            Ok(metrics.contains("sealane_operator_watch_age_seconds{watch=\"sea/").then_some(()))
+            let of_sea = |line: &&str| line.starts_with("sealane_operator_watch_age_seconds{watch=\"sea/");
+            let age = |line: &str| line.rsplit(' ').next().and_then(|age| age.parse::<f64>().ok());
+            let ages: Vec<f64> = metrics.lines().filter(of_sea).filter_map(age).collect();
+            Ok((!ages.is_empty() && ages.iter().all(|age| *age >= 2.0)).then_some(()))
         })?;
-        sleep(Duration::from_secs(2));
         kubectl.install()?;
         for namespace in ["sea", "lake"] {
             kubectl.apply(&place(namespace))?;

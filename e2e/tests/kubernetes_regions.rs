@@ -7,7 +7,7 @@ use std::collections::BTreeSet;
 
 use anyhow::{Context, Result, bail, ensure};
 use e2e::kubernetes::{
-    DOCUMENT, Kubectl, Region, blocks, condition, follow, manifests, wait_for, with_report,
+    DOCUMENT, Kubectl, Region, blocks, condition, follow, manifests, wait_for, with_report, with_two,
 };
 use e2e::process::binary;
 use e2e::tools;
@@ -88,44 +88,37 @@ fn a_new_operator_restarts_no_broker(kubectl: &Kubectl, pod: &serde_json::Value)
 
 #[test]
 fn two_clusters_are_joined_by_a_token_and_survive_a_cut_wire() -> Result<()> {
-    tools::kcat()?;
-    let (east, west) = (Region::with_node()?, Region::with_node()?);
-    with_report(&east, || {
-        with_report(&west, || {
-            for region in [&east, &west] {
-                region.give_image(&binary()?, "0.1.0")?;
-            }
-            let environment = [("EAST", east.kubeconfig()), ("WEST", west.kubeconfig())];
-            follow(&blocks("sh link"), &environment)?;
-            knows_nothing_of_the_other(&east, &west)?;
-            let (from, to) = (format!("{}:30192", east.address()), format!("{}:30292", west.address()));
-            cross(&from, &to, "before the cut")?;
+    with_two(|east, west| {
+        let environment = [("EAST", east.kubeconfig()), ("WEST", west.kubeconfig())];
+        follow(&blocks("sh link"), &environment)?;
+        knows_nothing_of_the_other(east, west)?;
+        let (from, to) = (format!("{}:30192", east.address()), format!("{}:30292", west.address()));
+        cross(&from, &to, "before the cut")?;
 
-            east.cut()?;
-            west.kubectl().wait_condition("west", "mirrorlink/east", "Ready", "False")?;
-            // Each region goes on by itself: west is reached, takes what it is given, and its operator does its work.
-            produce(&to, "in west while cut")?;
-            goes_on_alone(west.kubectl())?;
-            east.heal()?;
-            west.kubectl().wait_condition("west", "mirrorlink/east", "Ready", "True")?;
-            cross(&from, &to, "after the cut")?;
-            wait_for("west's record in east", || {
-                Ok(consume(&from)?.contains("in west while cut").then_some(()))
-            })?;
-            let lines = consume(&to)?;
-            for line in ["before the cut", "in west while cut", "after the cut"] {
-                ensure!(
-                    lines.lines().filter(|found| *found == line).count() == 1,
-                    "{line:?} is not there once: {lines}"
-                );
-            }
-            a_lost_region_comes_back(&east, &west, &from, &to)?;
-            a_used_token_is_refused(&east, &west)?;
-            authorities_are_replaced(&east, &west)?;
-            cross(&from, &to, "under new authorities")?;
-            east.judge_logs()?;
-            west.judge_logs()
-        })
+        east.cut()?;
+        west.kubectl().wait_condition("west", "mirrorlink/east", "Ready", "False")?;
+        // Each region goes on by itself: west is reached, takes what it is given, and its operator does its work.
+        produce(&to, "in west while cut")?;
+        goes_on_alone(west.kubectl())?;
+        east.heal()?;
+        west.kubectl().wait_condition("west", "mirrorlink/east", "Ready", "True")?;
+        cross(&from, &to, "after the cut")?;
+        wait_for("west's record in east", || {
+            Ok(consume(&from)?.contains("in west while cut").then_some(()))
+        })?;
+        let lines = consume(&to)?;
+        for line in ["before the cut", "in west while cut", "after the cut"] {
+            ensure!(
+                lines.lines().filter(|found| *found == line).count() == 1,
+                "{line:?} is not there once: {lines}"
+            );
+        }
+        a_lost_region_comes_back(east, west, &from, &to)?;
+        a_used_token_is_refused(east, west)?;
+        authorities_are_replaced(east, west)?;
+        cross(&from, &to, "under new authorities")?;
+        east.judge_logs()?;
+        west.judge_logs()
     })
 }
 

@@ -13,17 +13,7 @@ const README: &str = include_str!("../../README.md");
 
 /// The fenced blocks of the README whose info string is `info`, joined.
 fn blocks(info: &str) -> String {
-    let mut text = String::new();
-    let mut inside = false;
-    for line in README.lines() {
-        match line.strip_prefix("```") {
-            Some(_) if inside => inside = false,
-            Some(found) => inside = found == info,
-            None if inside => text += &format!("{line}\n"),
-            None => {}
-        }
-    }
-    text
+    e2e::fenced::blocks(README, info)
 }
 
 /// Runs a script in `dir` and returns what it printed.

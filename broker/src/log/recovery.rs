@@ -1,8 +1,8 @@
 //! Opening a partition's directory: which bytes are the log, and what they say.
 //!
 //! Starts from the last snapshot (`.state`) or a checkpoint above it, replays the batches that follow with
-//! every CRC checked, and cuts what a crash left half-written: a torn batch, a mirror unit that is not whole. Only what was
-//! never acknowledged can be cut here: a snapshot is written after everything below it is durable.
+//! every CRC checked, and cuts what a crash left half-written: a torn batch, a mirror unit that is not
+//! whole. Nothing is cut that is known to have been durable: below a snapshot, a checkpoint or the mark.
 //! Indexes are rebuilt where they are missing. A damaged snapshot under live data is not guessed at.
 
 use std::collections::BTreeMap;
@@ -364,7 +364,8 @@ fn begin(store: &dyn SegmentStore, dir: &StorePath, fold: &mut Fold) -> Result<A
     Ok(ActiveSegment::new(files, base, writer))
 }
 
-/// Replays the batches of a segment from the end of `content` up to `next`. Says why it stopped if bytes are left over.
+/// Replays the batches of a segment from the end of `content` up to `next`. Says why it stopped if bytes are
+/// left over.
 fn replay(
     reader: &dyn Reader,
     base: Offset,

@@ -11,16 +11,7 @@ pub const DOCUMENT: &str = include_str!("../../../docs/KUBERNETES.md");
 
 /// The fenced blocks of the document whose info string is `info`, joined.
 pub fn blocks(info: &str) -> String {
-    let (mut text, mut inside) = (String::new(), false);
-    for line in DOCUMENT.lines() {
-        match line.strip_prefix("```") {
-            Some(_) if inside => inside = false,
-            Some(found) => inside = found == info,
-            None if inside => text += &format!("{line}\n"),
-            None => {}
-        }
-    }
-    text
+    crate::fenced::blocks(DOCUMENT, info)
 }
 
 /// Runs a script at the root of the checkout, with the kubectl of the test cluster first in its path.

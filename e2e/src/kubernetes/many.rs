@@ -7,7 +7,7 @@ use std::path::Path;
 use anyhow::{Context, Result, ensure};
 use serde_json::Value;
 
-use super::{Kubectl, Region, Stores, condition, manifests, wait_for, with_report};
+use super::{Kubectl, Region, Stores, Story, condition, manifests, wait_for, with_report};
 use crate::process::binary;
 
 /// BrokerCluster and BrokerPool `east` with three brokers and Topic `orders` with six partitions, in namespace `sealane`.
@@ -75,6 +75,18 @@ impl Many {
     pub fn patch(&self, change: &str) -> Result<()> {
         let patch = ["patch", "-n", "sealane", "brokercluster/east", "--type=merge", "-p", change];
         self.kubectl().run(&patch).map(drop)
+    }
+
+    /// A setting that brokers must begin anew for: each does once, never two at a time, and comes back as who it was.
+    pub fn restart_each(&self, pods: &Story, first: &BTreeMap<String, i64>) -> Result<()> {
+        self.patch(r#"{"spec":{"config":{"connections_max":"2000"}}}"#)?;
+        self.kubectl().wait_condition("sealane", "brokercluster/east", "Progressing", "True")?;
+        self.ready()?;
+        let told = pods.told()?;
+        ensure!(lives(&told).len() == 2 * first.len(), "each pod began anew once: {:?}", lives(&told));
+        ensure!(fewest_ready(&told, first.len()) == first.len() - 1, "two were away at a time");
+        ensure!(self.named_as_they_say(first.len())? == *first, "a restarted broker is another one");
+        Ok(())
     }
 
     pub fn scale(&self, replicas: usize) -> Result<()> {
